@@ -1,0 +1,38 @@
+PYTHON ?= python3
+VENV ?= .venv
+TESTS ?= tests
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup demo test lint types clean
+
+setup: $(STAMP)
+
+$(VENV): $(STAMP)
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv "$(VENV)"
+	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	touch "$@"
+
+demo: $(STAMP)
+	"$(BIN)/python" examples/demo.py
+
+# ArviZ 0.22 and 0.23 leave a stamp in the user's cache on the day's first import, which
+# can fail when two workers do it at once: import it before the workers start.
+test: $(STAMP)
+	"$(BIN)/python" -W ignore -c "import arviz"
+	"$(BIN)/python" -m pytest -n 2 $(TESTS)
+
+lint: $(STAMP)
+	"$(BIN)/ruff" check .
+	"$(BIN)/ruff" format --check .
+
+types: $(STAMP)
+	"$(BIN)/mypy"
+
+clean:
+	rm -rf .venv .venv-new "$(VENV)" build dist demo_output
+	rm -rf .pytest_cache .ruff_cache .mypy_cache
+	find numpyro_jala tests examples -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,113 @@
+"""Models with params whose marginal likelihood and its maximum are known."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+from problems import DATA, Params
+from quadrature import Array, float32, float64, integrate_groups
+from scipy import optimize, stats
+
+NUM_SUBJECTS = 18
+FAR_START = {
+    "beta": np.zeros(2, np.float32),
+    "tau": np.ones(2, np.float32),
+    "sigma": np.float32(1.0),
+    "L": np.eye(2, dtype=np.float32),
+}
+
+
+class Fit(NamedTuple):
+    """A model with params, its data, its marginal log-likelihood and the maximum."""
+
+    model: Callable[..., None]
+    args: tuple[Array, ...]
+    log_likelihood_fn: Callable[[Params], float]
+    maximum: float
+
+
+def sleepstudy_model(subject: Array, days: Array, reaction: Array) -> None:
+    """Give each subject an intercept and a slope, correlated."""
+    beta = numpyro.param("beta", jnp.array([200.0, 0.0]))
+    tau = numpyro.param("tau", jnp.array([30.0, 10.0]), constraint=constraints.positive)
+    sigma = numpyro.param("sigma", 50.0, constraint=constraints.positive)
+    corr = numpyro.param("L", jnp.eye(2), constraint=constraints.corr_cholesky)
+    with numpyro.plate("subject", NUM_SUBJECTS):
+        prior = dist.MultivariateNormal(beta, scale_tril=tau[:, None] * corr)
+        u = numpyro.sample("u", prior)
+    with numpyro.plate("row", len(days)):
+        mean = u[subject, 0] + u[subject, 1] * days
+        numpyro.sample("y", dist.Normal(mean, sigma), obs=reaction)
+
+
+def sleepstudy_data() -> tuple[Array, ...]:
+    """Read the subject's index, the day and the reaction time in milliseconds."""
+    with (DATA / "sleepstudy.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    subject = np.unique([row["Subject"] for row in rows], return_inverse=True)[1]
+    days, reaction = ([float(row[name]) for row in rows] for name in ("Days", "Reaction"))
+    return subject.astype(np.int32), *float32(days, reaction)
+
+
+def sleepstudy() -> Fit:
+    """Fit a random slope; the marginal is Gaussian, and lme4 gives the maximum."""
+    data = sleepstudy_data()
+    subject, days, reaction = data[0], *float64(*data[1:])
+    groups = [subject == index for index in range(NUM_SUBJECTS)]
+
+    def log_likelihood(params: Params) -> float:
+        beta, tau, corr = float64(params["beta"], params["tau"], params["L"])
+        noise = float(params["sigma"]) ** 2 * np.eye(10)
+        root, total = tau[:, None] * corr, 0.0
+        for rows in groups:
+            z = np.stack([np.ones(rows.sum()), days[rows]], 1)
+            covariance = z @ root @ root.T @ z.T + noise
+            marginal = stats.multivariate_normal(z @ beta, covariance)
+            total += float(marginal.logpdf(reaction[rows]))
+        return total
+
+    return Fit(sleepstudy_model, data, log_likelihood, -875.96967)
+
+
+def bernoulli_model(x: Array, y: Array) -> None:
+    """Give each group, one row of the data, a normal effect on the logit scale."""
+    b = numpyro.param("b", jnp.zeros(2))
+    sd = numpyro.param("sd", 1.0, constraint=constraints.positive)
+    with numpyro.plate("group", y.shape[0], dim=-2):
+        u = numpyro.sample("u", dist.Normal(0.0, sd))
+        with numpyro.plate("row", y.shape[1], dim=-1):
+            numpyro.sample("y", dist.Bernoulli(logits=b[0] + b[1] * x + u), obs=y)
+
+
+def bernoulli_data() -> tuple[Array, ...]:
+    """Simulate 300 groups of 6 binary rows, with effects of sd 4: few say much."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 6))
+    logits = -0.5 + x + 4.0 * rng.normal(size=(300, 1))
+    return float32(x, rng.random(x.shape) < 1 / (1 + np.exp(-logits)))
+
+
+def bernoulli() -> Fit:
+    """Fit a Bernoulli GLMM; the likelihood is by quadrature, its maximum by BFGS."""
+    data = bernoulli_data()
+    x, y = float64(*data)
+    sign = 1 - 2 * y[..., None]
+
+    def log_likelihood(params: Params) -> float:
+        b, sd = float64(params["b"], params["sd"])
+        return integrate_groups(
+            lambda eta: -np.logaddexp(0, sign * eta), b[0] + b[1] * x, float(sd)
+        )
+
+    def negative(z: Array) -> float:
+        return -log_likelihood({"b": z[:2], "sd": np.exp(z[2])})
+
+    best = optimize.minimize(negative, [-0.5, 1.0, 1.3], method="BFGS")
+    return Fit(bernoulli_model, data, log_likelihood, -float(best.fun))

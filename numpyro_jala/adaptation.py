@@ -1,0 +1,111 @@
+"""Learn how an island should move, from the other islands.
+
+What is computed from the particles it then moves biases the evidence; what comes from
+other particles does not. So each island casts a vote, and follows the votes of the rest.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_jala._typing import Array
+from numpyro_jala.weights import conditional_fraction
+
+#: Variance of the log-weights that one move at a fixed target may cause.
+MOVE_VARIANCE = 0.1
+#: In whitened coordinates a step size of one forgets a Gaussian at once.
+LARGEST_STEP = 0.6
+_VOTE_RATE = 0.2
+
+
+def others(values: Array) -> Array:
+    """Sum over the islands (leading axis) that are not this one."""
+    return values.sum(0) - values
+
+
+def others_mean(values: Array, alive: Array) -> Array:
+    """Average over the living islands (leading axis) that are not this one."""
+    living = alive.reshape(alive.shape + (1,) * (values.ndim - 1))
+    count = jnp.maximum(others(living.astype(values.dtype)), 1.0)
+    return others(jnp.where(living, values, 0.0)) / count
+
+
+def _centre(weight: Array, values: Array) -> Array:
+    """Subtract the cloud's mean: moments about it lose fewer digits."""
+    alive = jnp.maximum(jnp.sum(weight.sum(-1) > 0), 1)
+    return values - jnp.einsum("jn,jnd->d", weight, values) / alive
+
+
+def others_covariance(weight: Array, first: Array, second: Array) -> Array:
+    """Return the covariance of two kinds of columns, for each island from the rest.
+
+    Parameters
+    ----------
+    weight
+        Normalised within each island, (num_islands, num_particles).
+    first, second
+        (num_islands, num_particles, columns)
+
+    Returns
+    -------
+    Array
+        (num_islands, columns of first, columns of second)
+    """
+    alive = weight.sum(-1) > 0
+    x, z = _centre(weight, first), _centre(weight, second)
+    mean_x = others_mean(jnp.einsum("jn,jnd->jd", weight, x), alive)
+    mean_z = others_mean(jnp.einsum("jn,jnd->jd", weight, z), alive)
+    product = jnp.einsum("jnd,jne->jde", x * weight[..., None], z)
+    return others_mean(product, alive) - mean_x[:, :, None] * mean_z[:, None, :]
+
+
+def others_variance(weight: Array, values: Array) -> Array:
+    """Return the variance of each column, for each island from the rest."""
+    alive = weight.sum(-1) > 0
+    x = _centre(weight, values)
+    mean = others_mean(jnp.einsum("jn,jnd->jd", weight, x), alive)
+    return others_mean(jnp.einsum("jn,jnd->jd", weight, x**2), alive) - mean**2
+
+
+def shrunk_factor(covariance: Array, num_draws: Array) -> Array:
+    """Return a Cholesky factor of a covariance shrunk towards its diagonal.
+
+    With ``n`` draws of ``dim`` coordinates the off-diagonal keeps ``n / (n + dim)`` of
+    itself, which leaves a good estimate alone and keeps a poor one well-conditioned.
+    """
+    dim = covariance.shape[-1]
+    scale = jnp.sqrt(jnp.maximum(jnp.diagonal(covariance), 1e-20))
+    correlation = covariance / (scale[:, None] * scale)
+    keep = num_draws / (num_draws + dim)
+    matrix = keep * correlation + (1 - keep + 1e-6) * jnp.eye(dim, dtype=scale.dtype)
+    return scale[:, None] * jnp.linalg.cholesky(matrix)
+
+
+def others_factor(weight: Array, position: Array, dense: bool) -> Array:
+    """Return a factor of each island's covariance, as the rest see it.
+
+    A lower triangle (num_islands, dim, dim), or a diagonal (num_islands, dim).
+    """
+    if not dense:
+        return jnp.sqrt(jnp.maximum(others_variance(weight, position), 1e-20))
+    squares = jnp.sum(weight**2, -1)
+    num_draws = jnp.where(squares > 0, 1 / jnp.where(squares > 0, squares, 1.0), 0.0)
+    covariance = others_covariance(weight, position, position)
+    return jax.vmap(shrunk_factor)(covariance, others(num_draws))
+
+
+def first_step_size(dim: int) -> float:
+    """Return the step size that a Gaussian of this dimension bears."""
+    return float(min(LARGEST_STEP, (2 * MOVE_VARIANCE / dim) ** (1 / 3)))
+
+
+def step_size_vote(log_step_size: Array, weight: Array, increment: Array) -> Array:
+    """Move each island's wish for the step size towards the variance it can bear.
+
+    ``increment`` is the change of the log-weights that the move alone has caused, and
+    ``weight`` the weights before it.
+    """
+    variance = -jnp.log(jnp.clip(conditional_fraction(weight, increment), 1e-3, 1.0))
+    # The variance grows with the cube of the step size.
+    wish = jnp.log(MOVE_VARIANCE / jnp.maximum(variance, 1e-12)) / 3
+    new = log_step_size + _VOTE_RATE * jnp.clip(wish, -1.0, 1.0)
+    return jnp.minimum(new, jnp.log(LARGEST_STEP))

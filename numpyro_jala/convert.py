@@ -1,0 +1,171 @@
+"""From the result of a run to what ArviZ holds. This file alone knows ArviZ."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+import jax
+import numpy as np
+import xarray as xr
+
+from numpyro_jala import stages
+from numpyro_jala._typing import Array
+from numpyro_jala.model import describe_dims, observed_data
+from numpyro_jala.report import Run, best_evidence, diagnostics
+from numpyro_jala.state import ASCEND, CLIMB, Info
+from numpyro_jala.weights import effective_fraction, log_mean_exp
+
+_PACKAGES = ("numpyro_jala", "numpyro", "jax", "arviz")
+#: A trace of more parameters than this is not kept.
+_MOST_TRACED = 10_000
+
+
+def _name(name: str) -> str:
+    """Return a name that xarray's groups accept."""
+    return name.replace("/", ".")
+
+
+def _dataset(
+    values: dict[str, Any], leading: tuple[str, ...], dims: dict[str, tuple[str, ...]]
+) -> xr.Dataset:
+    """Lay arrays out with their plates as dimensions, and a coordinate for each axis."""
+    variables, coords = {}, {}
+    for name, value in values.items():
+        array = np.asarray(value)
+        inner = array.ndim - len(leading)
+        plates = [d for d in dims.get(name, ()) if d][:inner]
+        rest = [f"{_name(name)}_dim_{i}" for i in range(inner - len(plates))]
+        axes = (*leading, *(_name(d) for d in plates), *rest)
+        variables[_name(name)] = (axes, array)
+        for axis, size in zip(axes, array.shape, strict=True):
+            coords[axis] = np.arange(size)
+    return xr.Dataset(variables, coords)
+
+
+def _param_leaves(values: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Name each leaf of the param sites; a plain array keeps the site's name."""
+    return {
+        name + jax.tree_util.keystr(where): np.asarray(leaf)
+        for name, value in values.items()
+        for where, leaf in jax.tree_util.tree_leaves_with_path(value)
+    }
+
+
+def _stage_fields(info: Info) -> dict[str, Any]:
+    evidence = np.asarray(log_mean_exp(info.log_evidence))
+    spread = np.exp(info.log_evidence - evidence[:, None])
+    num_islands = spread.shape[1]
+    error = (
+        spread.std(1, ddof=1) / np.sqrt(num_islands) if num_islands > 1 else 0 * evidence
+    )
+    return {
+        "log_evidence": evidence,
+        "log_evidence_se": error,
+        "ess": info.ess.mean(1),
+        "resampled": info.resampled.sum(1),
+        "step_size": info.step_size.mean(1),
+        "grad_norm": info.grad_norm,
+    }
+
+
+def em_fields(run: Run) -> dict[str, np.ndarray]:
+    """Return the traces of the EM steps: what was watched, and every param site."""
+    info = run.infos(ASCEND)
+    if info is None:
+        return {}
+    fields = _stage_fields(info)
+    if info.params.shape[1] <= _MOST_TRACED:
+        fields |= _param_leaves(stages.constrain_trace(run.fixed, info.params))
+    return fields
+
+
+def _attrs(run: Run) -> dict[str, Any]:
+    log_evidence, error = best_evidence(run)
+    settings = run.fixed.settings
+    renamed = [name for name in run.trace if "/" in name]
+    return {
+        "log_evidence": log_evidence,
+        "log_evidence_se": error,
+        "num_params": int(run.fixed.layout.init_params.size),
+        "num_islands": settings.num_islands,
+        "num_particles": settings.num_islands * settings.num_particles,
+        "preconditioner": settings.preconditioner,
+        "resampling": settings.resampling,
+        "ess_threshold": settings.ess_threshold,
+        "inference_library": "numpyro_jala",
+        "renamed_sites": str({name: _name(name) for name in renamed}),
+        **{f"{name}_version": _version(name) for name in _PACKAGES},
+        **{f"diagnostic_{k}": v for k, v in diagnostics(run).items()},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def groups(
+    run: Run,
+    samples: dict[str, np.ndarray],
+    constrain: Callable[[Array], dict[str, np.ndarray]],
+) -> dict[str, xr.Dataset]:
+    """Return the groups of the result."""
+    result = run.result
+    dims = describe_dims(run.trace)
+    chains = ("chain", "draw")
+    weighted = constrain(result.position) | {"log_weight": np.asarray(result.log_weight)}
+    stats = {
+        "log_marginal_likelihood": np.asarray(result.bridge.islands),
+        "ess": np.asarray(effective_fraction(result.log_weight)),
+    }
+    sample_stats = _dataset({"lp": -np.asarray(result.potential)}, chains, {})
+    found = {
+        "posterior": _dataset(samples, chains, dims),
+        "sample_stats": sample_stats.merge(_dataset(stats, ("chain",), {})),
+        "weighted_posterior": _dataset(weighted, chains, dims),
+        "observed_data": _dataset(observed_data(run.trace), (), dims),
+        "constant_data": _dataset(_constants(run), (), {}),
+    }
+    traced = em_fields(run)
+    if traced:
+        found["em_trace"] = _dataset(traced, ("step",), {})
+    annealed = run.infos(CLIMB)
+    if annealed is not None:
+        fields = _stage_fields(annealed) | {"temperature": annealed.temperature.min(1)}
+        found["anneal_trace"] = _dataset(fields, ("step",), {})
+    return found
+
+
+def _constants(run: Run) -> dict[str, np.ndarray]:
+    """Return the arrays among the model's arguments that are not observed."""
+    seen = [np.asarray(v) for v in observed_data(run.trace).values()]
+    named = {f"arg_{i}": value for i, value in enumerate(run.args)} | run.kwargs
+    return {
+        name: np.asarray(value)
+        for name, value in named.items()
+        if isinstance(value, np.ndarray | jax.Array)
+        and not any(np.array_equal(value, other) for other in seen)
+    }
+
+
+def to_inference_data(
+    run: Run,
+    samples: dict[str, np.ndarray],
+    constrain: Callable[[Array], dict[str, np.ndarray]],
+) -> Any:
+    """Return an ``InferenceData``, or a ``DataTree`` where ArviZ is 1.0 or later."""
+    with warnings.catch_warnings():
+        # ArviZ 0.23 announces its successor on import.
+        warnings.simplefilter("ignore", FutureWarning)
+        import arviz
+    found, attrs = groups(run, samples, constrain), _attrs(run)
+    if hasattr(arviz, "InferenceData"):
+        return arviz.InferenceData(attrs=attrs, warn_on_custom_groups=False, **found)
+    tree = xr.DataTree.from_dict({f"/{name}": data for name, data in found.items()})
+    tree.attrs = attrs
+    return tree

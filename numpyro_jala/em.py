@@ -1,0 +1,214 @@
+r"""Choose the next parameters: ascend the marginal likelihood on weighted scores.
+
+The default is a Newton step on the observed information :math:`C - V`, the expected
+second derivative of the potential less the covariance of its first (Louis 1982), both
+along with the transport of the particles. The step is the best one within a trust region
+in the weights' own metric: the variance of the log-weights that it causes is bounded, so
+the cloud can always follow.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from numpyro_jala._typing import Array, Tree
+
+#: Most parameters for which the default is a Newton step.
+FEW_PARAMS = 64
+#: Variance of the log-weights that one step of the parameters may cause.
+TRUST = 0.1
+#: Smallest share of the information that is taken as observed.
+_FLOOR = 0.05
+_GAIN = 0.5
+_GAIN_POWER = 0.6
+_PATIENCE = 10.0
+_MISSING_RATE = 0.1
+#: Weight of step k in the average of the parameters is proportional to k to this power.
+_AVERAGE_POWER = 3.0
+
+
+class Optimiser(NamedTuple):
+    """``step(score, state, params) -> (params, state)`` on trees, and how to start it."""
+
+    init: Callable[[Tree], Any]
+    step: Callable[[Tree, Any, Tree], tuple[Tree, Any]]
+
+
+def as_optimiser(optim: Any) -> Optimiser:
+    """Accept an Optax transformation or a ``numpyro.optim`` optimiser."""
+    if hasattr(optim, "get_params"):
+
+        def numpyro_step(score: Tree, state: Any, params: Tree) -> tuple[Tree, Any]:
+            state = optim.update(score, state)
+            return optim.get_params(state), state
+
+        return Optimiser(optim.init, numpyro_step)
+
+    def optax_step(score: Tree, state: Any, params: Tree) -> tuple[Tree, Any]:
+        updates, state = optim.update(score, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return Optimiser(optim.init, optax_step)
+
+
+def default_for_many() -> optax.GradientTransformation:
+    """Return Adam with a learning rate that decays with the square root of the steps."""
+    return optax.adam(lambda count: 0.02 / jnp.sqrt(1.0 + count / 50.0))
+
+
+def average(mean: Array, params: Array, num_steps: Array) -> Array:
+    """Update an average of the parameters that forgets the first part of the run."""
+    share = (1 + _AVERAGE_POWER) / (num_steps + _AVERAGE_POWER)
+    return mean + jnp.minimum(share, 1.0) * (params - mean)
+
+
+class Newton(NamedTuple):
+    """What the default optimiser remembers.
+
+    complete
+        Expected second derivative of the potential, along with the transport.
+    missing
+        Covariance of the scores, averaged over steps.
+    reversals
+        How often the step turned back, which is when its gain shrinks (Kesten 1958).
+    last_step
+        To see whether it did.
+    """
+
+    complete: Array  # (num_params, num_params)
+    missing: Array  # (num_params, num_params)
+    reversals: Array  # ()
+    last_step: Array  # (num_params,)
+
+
+def start_newton(num_params: int, dtype: Any) -> Newton:
+    """Begin with no information."""
+    zero = jnp.zeros((num_params, num_params), dtype)
+    return Newton(zero, zero, jnp.zeros((), dtype), jnp.zeros((num_params,), dtype))
+
+
+def remember(newton: Newton, covariance: Array, first: Array) -> Array:
+    """Average the covariance of the scores over the last steps."""
+    rate = jnp.where(first, 1.0, _MISSING_RATE)
+    return newton.missing + rate * (covariance - newton.missing)
+
+
+def gain(newton: Newton) -> Array:
+    """Return the share of a full Newton step to take."""
+    return _GAIN / (1 + newton.reversals / _PATIENCE) ** _GAIN_POWER
+
+
+def turned_back(newton: Newton, step: Array) -> Array:
+    """Tell whether a step goes against the last one."""
+    return (step @ newton.complete @ newton.last_step) < 0
+
+
+class Information(NamedTuple):
+    r"""A basis in which the complete information is the identity.
+
+    basis
+        Columns :math:`b_i` with :math:`b_i^\top C b_i = 1`, up to the floor.
+    observed
+        The share of the information along each that is observed.
+    """
+
+    basis: Array  # (num_params, num_params)
+    observed: Array  # (num_params,)
+
+
+def _root(matrix: Array) -> Array:
+    """Return R with R Rᵀ the inverse of a matrix made positive definite."""
+    diagonal = jnp.abs(jnp.diagonal(matrix))
+    scale = jnp.where(diagonal > 1e-25, jnp.sqrt(diagonal), 1.0)
+    values, vectors = jnp.linalg.eigh(matrix / (scale[:, None] * scale))
+    values = jnp.maximum(jnp.abs(values), 1e-4 * jnp.max(jnp.abs(values)) + 1e-20)
+    return vectors / jnp.sqrt(values) / scale[:, None]
+
+
+def information(complete: Array, missing: Array, floor: Array | float) -> Information:
+    """Decompose the observed information, each direction floored."""
+    root = _root(complete)
+    fraction, vectors = jnp.linalg.eigh(root.T @ missing @ root)
+    return Information(root @ vectors, jnp.maximum(1 - fraction, floor))
+
+
+def decrement(info: Information, score: Array) -> Array:
+    r"""Return :math:`\frac12 g^\top I^{-1} g`, the nats a full Newton step promises."""
+    return 0.5 * jnp.sum((info.basis.T @ score) ** 2 / info.observed)
+
+
+def floor_for(tempered: Array) -> Array:
+    """Return the floor of the observed share.
+
+    Short of the posterior the information about some parameters is all missing, and
+    their score is noise: take the steps of the EM algorithm there.
+    """
+    return jnp.where(tempered, 1.0, _FLOOR)
+
+
+def trusted_step(
+    info: Information, score: Array, share: Array, cost: Array, reach: Array
+) -> Array:
+    r"""Return the best Newton step within the trust region.
+
+    It minimises :math:`g \cdot d + \frac{1}{2\gamma} d^\top I d` subject to
+    :math:`d^\top (V + T R^{-2}) d \le T`, with :math:`T` the constant ``TRUST``.
+
+    Parameters
+    ----------
+    score
+        :math:`g`, the weighted mean of the scores.
+    share
+        :math:`\gamma`, the gain.
+    cost
+        :math:`V`: ``d @ cost @ d`` is the variance of the log-weights that d causes.
+    reach
+        Diagonal of :math:`R`: how far each parameter may go in one step.
+    """
+    white = info.basis * jnp.sqrt(share / info.observed)
+    region = cost + jnp.diag(TRUST / reach**2)
+    price, vectors = jnp.linalg.eigh(white.T @ region @ white)
+    price = jnp.maximum(price, 0.0)
+    white = white @ vectors
+    slope = white.T @ score
+
+    def spent(multiplier: Array) -> Array:
+        return jnp.sum(price * (slope / (1 + multiplier * price)) ** 2)
+
+    def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bracket
+        middle = 0.5 * (low + high)
+        over = spent(jnp.exp(middle)) > TRUST
+        return jnp.where(over, middle, low), jnp.where(over, high, middle)
+
+    bounds = jnp.asarray(-20.0, score.dtype), jnp.asarray(50.0, score.dtype)
+    _, high = lax.fori_loop(0, 30, halve, bounds)
+    free = spent(jnp.zeros_like(high)) <= TRUST
+    step = -white @ (slope / (1 + jnp.where(free, 0.0, jnp.exp(high)) * price))
+    return jnp.where(jnp.isfinite(step).all(), step, 0.0)
+
+
+def shorten(step: Array, variance: Array) -> Array:
+    """Scale a step down so that the variance it causes is within the trust region."""
+    scale = jnp.minimum(1.0, jnp.sqrt(TRUST / jnp.maximum(variance, 1e-30)))
+    return jnp.where(jnp.isfinite(scale), scale, 0.0) * step
+
+
+def hessian(
+    potential_fn: Callable[[Array, Array], Array], params: Array, weight: Array
+) -> Array:
+    """Return the second derivative of the weighted sum of potentials.
+
+    ``potential_fn(params, shift)`` gives the potential of every particle; both arguments
+    are the parameters, the second for the transport of the particles.
+    """
+
+    def total(values: Array) -> Array:
+        potential = potential_fn(values, values - params)
+        return jnp.sum(jnp.where(weight > 0, weight * potential, 0.0))
+
+    return jax.hessian(total)(params)

@@ -1,0 +1,137 @@
+r"""Estimate the evidence at one target afresh, by an optimal bridge to Gaussians.
+
+Each island's particles are bridged to draws from a Gaussian fitted on the *other*
+islands (Meng and Wong 1996). With the log-ratio :math:`l` of target to Gaussian, and
+shares :math:`s_1, s_2` of particles and draws, the evidence :math:`Z` solves
+
+.. math::
+
+    \sum E_q\left[\frac{e^l}{s_1 e^l + s_2 Z}\right]
+        = \sum E_\pi\left[\frac{Z}{s_1 e^l + s_2 Z}\right],
+
+where the sums run over the islands.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax, random
+from jax.scipy.linalg import solve_triangular
+
+from numpyro_jala._typing import Array, PRNGKey
+from numpyro_jala.adaptation import others_factor, others_mean
+
+_ITERATIONS = 200
+
+
+class Gaussian(NamedTuple):
+    """A normal distribution; its factor is a lower triangle or a diagonal."""
+
+    mean: Array  # (dim,)
+    factor: Array  # (dim, dim) or (dim,)
+
+
+def from_noise(gaussian: Gaussian, noise: Array) -> Array:
+    """Map standard normal rows to draws."""
+    mean, factor = gaussian
+    return mean + (noise @ factor.T if factor.ndim == 2 else noise * factor)
+
+
+def log_density(gaussian: Gaussian, position: Array) -> Array:
+    """Return the log-density of rows."""
+    mean, factor = gaussian
+    centred = position - mean
+    if factor.ndim == 2:
+        noise = solve_triangular(factor, centred.T, lower=True).T
+        diagonal = jnp.diagonal(factor)
+    else:
+        noise, diagonal = centred / factor, factor
+    log_norm = jnp.sum(jnp.log(diagonal)) + 0.5 * mean.size * jnp.log(2 * jnp.pi)
+    return -0.5 * jnp.sum(noise**2, -1) - log_norm
+
+
+def fit_others(weight: Array, position: Array, dense: bool) -> Gaussian:
+    """Fit a Gaussian for each island on the particles of the rest."""
+    alive = weight.sum(-1) > 0
+    mean = others_mean(jnp.einsum("jn,jnd->jd", weight, position), alive)
+    return Gaussian(mean, others_factor(weight, position, dense))
+
+
+class Bridge(NamedTuple):
+    """An estimate of the log-evidence.
+
+    standard_error
+        Of ``log_evidence``.
+    overlap
+        Between zero and one: how much of the particles the Gaussians cover.
+    islands
+        What each island says by itself, to see whether they agree.
+    """
+
+    log_evidence: Array  # ()
+    standard_error: Array  # ()
+    overlap: Array  # ()
+    islands: Array  # (num_islands,)
+
+
+def bridge(weight: Array, at_particles: Array, at_draws: Array) -> Bridge:
+    """Solve for the evidence, given log-ratios of target to Gaussian.
+
+    Parameters
+    ----------
+    weight
+        Of the particles, normalised within each island, (num_islands, num_particles).
+    at_particles, at_draws
+        Log-ratios at the particles and at draws from the Gaussians, by island.
+    """
+    num_islands = weight.shape[0]
+    squares = jnp.sum(weight**2)
+    effective = num_islands**2 / jnp.maximum(squares, 1e-30)
+    share = effective / (effective + at_draws.size)
+    log_share, log_rest = jnp.log(share), jnp.log1p(-share)
+
+    def draw_terms(log_z: Array) -> Array:
+        return jnp.exp(at_draws - jnp.logaddexp(log_share + at_draws, log_rest + log_z))
+
+    def particle_terms(log_z: Array) -> Array:
+        total = jnp.logaddexp(log_share + at_particles, log_rest + log_z)
+        return jnp.where(weight > 0, weight * jnp.exp(log_z - total), 0.0).sum(-1)
+
+    def mismatch(log_z: Array) -> Array:
+        return jnp.log(draw_terms(log_z).mean()) - jnp.log(particle_terms(log_z).mean())
+
+    def refine(_: int, log_z: Array) -> Array:
+        return log_z + mismatch(log_z)
+
+    log_z = lax.fori_loop(0, _ITERATIONS, refine, jnp.nanmedian(at_draws))
+    slope = jnp.abs(jax.grad(mismatch)(log_z))
+    drawn, kept = draw_terms(log_z), particle_terms(log_z)
+    # Draws are independent and particles only between islands. Where the Gaussian is
+    # nearly the target, an island's term is a product of its own deviation and that of
+    # the rest, each pair of islands counts twice, and the plain variance is half of it.
+    variance = jnp.var(drawn, ddof=1) / drawn.size + 2 * jnp.var(kept, ddof=1) / num_islands
+    error = jnp.sqrt(variance) / drawn.mean() / slope
+    own = jnp.log(drawn.mean(-1)) - jnp.log(kept)
+    return Bridge(log_z, error, kept.mean(), log_z + own / slope)
+
+
+def draw_others(
+    rng_key: PRNGKey, weight: Array, position: Array, dense: bool, num_draws: int
+) -> tuple[Array, Array, Array]:
+    """Return draws from each island's Gaussian, and log-densities at both ends."""
+    gaussian = fit_others(weight, position, dense)
+    shape = (position.shape[0], num_draws, position.shape[-1])
+    noise = random.normal(rng_key, shape, position.dtype)
+    draws = jax.vmap(from_noise)(gaussian, noise)
+    return (
+        draws,
+        jax.vmap(log_density)(gaussian, position),
+        jax.vmap(log_density)(gaussian, draws),
+    )
+
+
+def unknown(num_islands: int) -> Bridge:
+    """Stand in for an estimate where there are no other islands to bridge to."""
+    nan = jnp.asarray(jnp.nan)
+    return Bridge(nan, nan, nan, jnp.full((num_islands,), jnp.nan))

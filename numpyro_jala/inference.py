@@ -1,0 +1,375 @@
+"""The public class."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import random
+from tqdm.auto import tqdm
+
+from numpyro_jala import checks, em, evidence, path, reference, report, stages
+from numpyro_jala._typing import Array, PRNGKey, Tree
+from numpyro_jala.model import Layout, Trace, lay_out, run_once, split_call
+from numpyro_jala.results import Results
+from numpyro_jala.stages import CHUNK, Data, Fixed
+from numpyro_jala.state import ASCEND, CLIMB, REST, Info, Settings, State
+from numpyro_jala.weights import log_mean_exp, normalise
+
+_MOST_ANNEALING = 5_000
+#: Rest at the estimate: steps to go there and settle, then clouds to keep, and how many
+#: steps apart.
+_SETTLE, _CLOUDS, _APART = 8, 5, 8
+#: A covariance of the latents needs this many other particles for each of them.
+_DRAWS_PER_DIM = 8
+
+
+class JALAEM(Results):
+    """Fit ``numpyro.param`` sites by maximum marginal likelihood.
+
+    The log-evidence and weighted particles of the posterior come along. A model without
+    params gives these alone.
+
+    Parameters
+    ----------
+    model
+        A NumPyro model: ``numpyro.param`` sites are the parameters, latent
+        ``numpyro.sample`` sites are integrated out.
+    optim
+        An Optax or ``numpyro.optim`` optimiser, used as it is. By default a Newton step
+        on the observed information for up to 64 parameters and Adam above, both within
+        a trust region of what the particles can follow.
+    num_particles, num_islands
+        Particles in all, and the groups they form. Groups learn from each other and
+        their spread is the error bar.
+    step_size
+        Of the Langevin moves; adapted by default.
+    preconditioner
+        "dense", "diagonal", None, or "auto": dense while the latents are few.
+    resampling
+        "systematic", "stratified", "residual" or "multinomial".
+    ess_threshold
+        Resample an island when its effective sample size is below this share; 0: never.
+    reference
+        Where annealing starts: "prior", "laplace", a Gaussian autoguide, which is then
+        fitted, or a pair of one and its fitted params.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        optim: Any = None,
+        *,
+        num_particles: int = 512,
+        num_islands: int = 8,
+        step_size: float | None = None,
+        preconditioner: str | None = "auto",
+        resampling: str = "systematic",
+        ess_threshold: float = 0.5,
+        reference: Any = "prior",
+    ) -> None:
+        checks.check_options(
+            num_particles,
+            num_islands,
+            step_size,
+            preconditioner,
+            resampling,
+            ess_threshold,
+        )
+        self.model = model
+        self.optim = optim
+        self.num_particles = num_particles
+        self.num_islands = num_islands
+        self.step_size = step_size
+        self.preconditioner = preconditioner
+        self.resampling = resampling
+        self.ess_threshold = ess_threshold
+        self.reference = reference
+        self._optimiser = em.as_optimiser(optim or em.default_for_many())
+        self._fixed: dict[Any, Fixed] = {}
+        self._run: report.Run | None = None
+
+    # -- the pure interface, as SVI has it --------------------------------------------
+
+    def init(
+        self,
+        rng_key: PRNGKey,
+        *args: Any,
+        init_params: dict[str, Tree] | None = None,
+        init_particles: dict[str, Array] | None = None,
+        init_log_evidence: float | None = None,
+        **kwargs: Any,
+    ) -> State:
+        """Return a state whose particles stand for the posterior at the first params."""
+        model_key, start_key = random.split(rng_key)
+        fixed, arrays, _ = self._inspect(model_key, args, kwargs)
+        data = Data(arrays, None)
+        if self.reference != "prior" and init_particles is None:
+            raise ValueError(
+                f"init is pure and reference={self.reference!r} has to be fitted. Use "
+                "run, or reference='prior'."
+            )
+        given = (init_particles, init_log_evidence)
+        state = self._begin(start_key, fixed, data, init_params, *given)
+        return stages.anneal(fixed, data, state)
+
+    def update(self, state: State, *args: Any, **kwargs: Any) -> tuple[State, Info]:
+        """Take one EM step: move the parameters, then the particles."""
+        fixed, arrays, _ = self._inspect(random.key(0), args, kwargs)
+        problem = stages.problem_of(fixed, Data(arrays, None))
+        stage = jnp.asarray(ASCEND)
+        goal = state.target.params
+        return path.step(problem, fixed.settings, state, stage, goal, stage)
+
+    def get_params(self, state: State) -> dict[str, Tree]:
+        """Return the constrained parameters of a state of this object's model."""
+        return self._any_layout().constrain_params(state.target.params)
+
+    def evaluate(self, state: State, *args: Any, **kwargs: Any) -> Array:
+        """Return the recursive estimate of the log-evidence at the state's parameters."""
+        return log_mean_exp(stages.log_evidence(state))
+
+    # -- the run ------------------------------------------------------------------------
+
+    def run(
+        self,
+        rng_key: PRNGKey,
+        num_steps: int,
+        *args: Any,
+        progress_bar: bool = True,
+        init_params: dict[str, Tree] | None = None,
+        init_state: State | None = None,
+        init_particles: dict[str, Array] | None = None,
+        init_log_evidence: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Anneal to the posterior, ascend ``num_steps`` times, estimate the evidence.
+
+        Parameters
+        ----------
+        rng_key
+            Not used with ``init_state``, which has its own.
+        num_steps
+            EM steps. Zero is enough for a model without params.
+        args, kwargs
+            Of the model.
+        init_params
+            Constrained starting values of param sites.
+        init_state
+            ``last_state`` of an earlier run, which this one continues.
+        init_particles, init_log_evidence
+            Constrained latents with a leading axis of ``num_particles``, taken as draws
+            from the posterior at the first parameters, and the log-evidence there. Then
+            there is no annealing.
+
+        Returns
+        -------
+        arviz.InferenceData
+            Or an ``xarray.DataTree`` where ArviZ is 1.0 or later.
+        """
+        model_key, fit_key, start_key = random.split(rng_key, 3)
+        fixed, arrays, trace = self._inspect(model_key, args, kwargs)
+        layout = fixed.layout
+        first = self._first_params(layout, init_params)
+        fitted = reference.Reference(None, 0)
+        if init_state is None and init_particles is None:
+            fitted = reference.make(self.reference, fit_key, layout, first, arrays)
+        data = Data(arrays, fitted.gaussian)
+        run = report.Run(fixed, data, trace, args, kwargs, fitted.num_evaluations)
+        if init_state is None:
+            given = (init_particles, init_log_evidence)
+            state = self._begin(start_key, fixed, data, init_params, *given)
+            self._check_alive_start(fixed, data, state, trace)
+            state = self._anneal(run, state, progress_bar)
+        else:
+            state = init_state
+        state = self._ascend(run, state, num_steps, progress_bar)
+        self._finish(run, state)
+        self._run = run
+        for message in report.doubts(run):
+            warnings.warn(message, stacklevel=2)
+        return self.to_inference_data()
+
+    def _any_layout(self) -> Layout:
+        if not self._fixed:
+            raise ValueError("Call init or run first: the model has not been seen yet.")
+        return next(reversed(self._fixed.values())).layout
+
+    def _settings(self, layout: Layout) -> Settings:
+        preconditioner = self.preconditioner or "none"
+        size = self.num_particles // self.num_islands
+        if preconditioner == "auto":
+            few = _DRAWS_PER_DIM * layout.dim <= size * (self.num_islands - 1)
+            preconditioner = "dense" if few else "diagonal"
+        few_params = layout.init_params.size <= em.FEW_PARAMS
+        return Settings(
+            num_islands=self.num_islands,
+            num_particles=size,
+            step_size=self.step_size,
+            preconditioner=preconditioner,
+            resampling=self.resampling,
+            ess_threshold=self.ess_threshold,
+            optimiser=self._optimiser,
+            newton=self.optim is None and few_params,
+            trusted=self.optim is None and not few_params,
+        )
+
+    def _inspect(
+        self, rng_key: PRNGKey, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Fixed, list[Array], Trace]:
+        """Run the model once; find or make what compiled functions hang on."""
+        trace = run_once(self.model, rng_key, args, kwargs)
+        checks.check_sites(trace)
+        call, arrays = split_call(args, kwargs, keep_arrays=False)
+        shapes = tuple((a.shape, str(a.dtype)) for a in arrays)
+        traced = any(isinstance(a, jax.core.Tracer) for a in [rng_key, *arrays])
+        if (call, shapes) in self._fixed and not traced:
+            return self._fixed[call, shapes], arrays, trace
+        if not traced:
+            whole = split_call(args, kwargs, keep_arrays=True)[0]
+            if whole in self._fixed:
+                return self._fixed[whole], [], trace
+        layout = lay_out(self.model, trace, args, kwargs)
+        fixed = Fixed(layout, self._settings(layout))
+        keeps_arrays = layout.call != call
+        self._fixed[layout.call if keeps_arrays else (call, shapes)] = fixed
+        return fixed, [] if keeps_arrays else arrays, trace
+
+    def _first_params(self, layout: Layout, values: dict[str, Tree] | None) -> Array:
+        if not values:
+            return layout.init_params
+        checks.check_init_params(values, layout.constraints)
+        start = layout.constrain_params(layout.init_params)
+        return layout.unconstrain_params({**start, **values})
+
+    def _begin(
+        self,
+        rng_key: PRNGKey,
+        fixed: Fixed,
+        data: Data,
+        init_params: dict[str, Tree] | None,
+        particles: dict[str, Array] | None,
+        log_evidence: float | None,
+    ) -> State:
+        params = self._first_params(fixed.layout, init_params)
+        if particles is None:
+            checks.check_can_anneal(self.num_islands, self.preconditioner)
+            return stages.start(fixed, rng_key, data, params)
+        checks.check_particles(particles, fixed.layout.latents, self.num_particles)
+        given = {name: jnp.asarray(value) for name, value in particles.items()}
+        known = jnp.asarray(0.0 if log_evidence is None else log_evidence, params.dtype)
+        return stages.start_given(fixed, rng_key, data, params, given, known)
+
+    def _check_alive_start(
+        self, fixed: Fixed, data: Data, state: State, trace: Trace
+    ) -> None:
+        if not bool(jnp.isfinite(state.cloud.log_weight).any()):
+            raise ValueError(
+                "No particle has a finite log-density at the start. "
+                + checks.describe_dead_start(trace)
+                + " Start from other params, or check the data."
+            )
+
+    def _walk(
+        self,
+        run: report.Run,
+        state: State,
+        stage: int,
+        num_steps: int,
+        goal: Array | None = None,
+        wait: int = 0,
+    ) -> State:
+        """Take a chunk of steps and keep what happened."""
+        goal = state.target.params if goal is None else goal
+        new, infos, count = stages.walk(
+            run.fixed,
+            run.data,
+            state,
+            jnp.asarray(stage),
+            jnp.asarray(num_steps),
+            goal,
+            jnp.asarray(wait),
+        )
+        if not bool(jnp.isfinite(new.cloud.log_weight).any()):
+            self._run = run
+            run.last_state = state
+            raise RuntimeError(
+                "Every particle came to a non-finite log-density within the last "
+                f"{int(count)} steps, near parameters "
+                f"{run.fixed.layout.constrain_params(state.target.params)}. The last good "
+                "state is kept in last_state."
+            )
+        run.keep(stage, jax.device_get(infos), int(count))
+        return new
+
+    def _anneal(self, run: report.Run, state: State, show: bool) -> State:
+        if bool(jnp.all(state.target.temperature >= 1)):
+            return state
+        with tqdm(disable=not show, desc="anneal", unit=" steps") as bar:
+            for _ in range(_MOST_ANNEALING // CHUNK):
+                state = self._walk(run, state, CLIMB, CHUNK)
+                bar.update(run.num_new)
+                bar.set_postfix(run.watch(CLIMB))
+                if bool(jnp.all(state.target.temperature >= 1)):
+                    return state
+        self._run = run
+        run.last_state = state
+        raise RuntimeError(
+            f"Annealing came to temperature {float(state.target.temperature.min()):.3g} in "
+            f"{_MOST_ANNEALING} steps: the reference and the posterior at the first "
+            "parameters are too far apart. Give init_params nearer to the data, or "
+            "reference='laplace'."
+        )
+
+    def _ascend(self, run: report.Run, state: State, num_steps: int, show: bool) -> State:
+        if state.target.params.size == 0:
+            num_steps = 0
+        done = 0
+        with tqdm(total=num_steps, disable=not show or not num_steps, desc="ascend") as bar:
+            try:
+                while done < num_steps:
+                    state = self._walk(run, state, ASCEND, min(CHUNK, num_steps - done))
+                    done += run.num_new
+                    bar.update(run.num_new)
+                    bar.set_postfix(run.watch(ASCEND))
+            except KeyboardInterrupt:
+                warnings.warn(
+                    f"Interrupted after {done} of {num_steps} steps; the result is what "
+                    "was reached by then.",
+                    stacklevel=3,
+                )
+        run.last_state = state
+        return state
+
+    def _finish(self, run: report.Run, state: State) -> None:
+        """Rest at the estimate and estimate the log-evidence there."""
+        averaged = run.fixed.settings.newton and int(state.num_steps) > 0
+        params = state.mean_params if averaged else state.target.params
+        recursive = stages.log_evidence(state)
+        if self.num_islands == 1:
+            run.finish(state, params, evidence.unknown(1), recursive, num_draws=0)
+            return
+        rng_key, bridge_key = random.split(random.fold_in(state.rng_key, 1))
+        state = state._replace(rng_key=rng_key)
+        state = self._walk(run, state, REST, _SETTLE, params, _SETTLE)
+        clouds = []
+        for _ in range(_CLOUDS):
+            state = self._walk(run, state, REST, _APART, params)
+            clouds.append(state.cloud)
+        weight, position, potential = (
+            jnp.concatenate(parts, axis=1)
+            for parts in zip(
+                *(
+                    (normalise(c.log_weight) / _CLOUDS, c.position, c.potential)
+                    for c in clouds
+                ),
+                strict=True,
+            )
+        )
+        bridge = stages.estimate(
+            run.fixed, bridge_key, run.data, params, weight, position, potential
+        )
+        run.finish(state, params, bridge, recursive, num_draws=weight.size)

@@ -1,0 +1,307 @@
+"""From a NumPyro model and its data to potentials, reference draws and transforms.
+
+This file alone knows NumPyro's handlers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from numpyro import handlers
+from numpyro.distributions import biject_to, constraints
+from numpyro.infer.util import potential_energy
+from numpyro.primitives import Messenger
+
+from numpyro_jala._typing import Array, Potential, PRNGKey, Tree
+
+Trace = dict[str, dict[str, Any]]
+_NEEDS_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.TracerBoolConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+
+
+class Temper(Messenger):  # type: ignore[misc]
+    """Raise everything in the joint density but the prior to the power ``temperature``.
+
+    The prior is what ancestral sampling draws: latent sites and the Jacobians of their
+    transforms, which :func:`numpyro.infer.util.potential_energy` adds as factors.
+    """
+
+    def __init__(self, temperature: Array, latents: tuple[str, ...]) -> None:
+        super().__init__(None)
+        self.temperature = temperature
+        self.jacobians = {f"_{name}_log_det" for name in latents}
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """Multiply the scale of observed sites and factors."""
+        is_likelihood = msg["type"] == "sample" and msg["is_observed"]
+        if is_likelihood and msg["name"] not in self.jacobians:
+            scale = msg.get("scale")
+            msg["scale"] = self.temperature if scale is None else scale * self.temperature
+
+
+class Frozen:
+    """A value of any kind, hashed by its content, that a compiled function may fix."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        is_array = isinstance(value, np.ndarray | jax.Array)
+        data = np.asarray(value) if is_array else None
+        self.key = (
+            (type(value).__name__, repr(value) if isinstance(value, float) else value)
+            if data is None
+            else (data.shape, str(data.dtype), data.tobytes())
+        )
+
+    def __hash__(self) -> int:
+        """Hash the content."""
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the content."""
+        return isinstance(other, Frozen) and self.key == other.key
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of a model without their arrays: what a compilation depends on."""
+
+    tree: Any
+    frozen: tuple[Frozen | None, ...]  # None where an array goes
+
+    def fill(self, arrays: list[Array]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return positional and keyword arguments with the arrays in place."""
+        rest = iter(arrays)
+        leaves = [next(rest) if leaf is None else leaf.value for leaf in self.frozen]
+        args, kwargs = jax.tree.unflatten(self.tree, leaves)
+        return args, kwargs
+
+
+def split_call(
+    args: tuple[Any, ...], kwargs: dict[str, Any], keep_arrays: bool
+) -> tuple[Call, list[Array]]:
+    """Part the arrays among a model's arguments from what fixes its structure.
+
+    With ``keep_arrays`` the arrays stay in the call, for models that look at values (a
+    plate of size ``group.max() + 1``): other data then mean another compilation.
+    """
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    is_data = [
+        isinstance(leaf, np.ndarray | jax.Array) and not keep_arrays for leaf in leaves
+    ]
+    frozen = tuple(
+        None if data else Frozen(leaf) for leaf, data in zip(leaves, is_data, strict=True)
+    )
+    arrays = [jnp.asarray(leaf) for leaf, data in zip(leaves, is_data, strict=True) if data]
+    return Call(tree, frozen), arrays
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The sites of a model, and how they lie in flat vectors.
+
+    Compared by identity: compiled functions take it as a fixed argument, and the data
+    apart from it.
+    """
+
+    model: Callable[..., Any]
+    call: Call
+    latents: tuple[str, ...]
+    constraints: dict[str, Any]
+    init_params: Array  # (num_params,), unconstrained
+    unravel_params: Callable[[Array], dict[str, Tree]]
+    unravel_position: Callable[[Array], dict[str, Array]]
+    dim: int
+
+    @property
+    def is_free(self) -> Array:
+        """Which unconstrained parameters are the parameters themselves."""
+        tree = {
+            name: jax.tree.map(
+                lambda leaf, real=self.constraints[name] is constraints.real: jnp.full(
+                    jnp.shape(leaf), real
+                ),
+                value,
+            )
+            for name, value in self.unravel_params(self.init_params).items()
+        }
+        return ravel_pytree(tree)[0].astype(bool)
+
+    def constrain_params(self, params: Array) -> dict[str, Tree]:
+        """Map a flat unconstrained vector to values of the param sites."""
+        free = self.unravel_params(params)
+        return {
+            name: jax.tree.map(biject_to(self.constraints[name]), value)
+            for name, value in free.items()
+        }
+
+    def unconstrain_params(self, values: dict[str, Tree]) -> Array:
+        """Map values of the param sites to a flat unconstrained vector."""
+        return ravel_pytree(unconstrain(values, self.constraints))[0]
+
+    def _at(self, params: Array) -> Callable[..., Any]:
+        return handlers.substitute(self.model, data=self.constrain_params(params))
+
+    def joint(self, arrays: list[Array]) -> Potential:
+        """Return the potential that goes from the prior to the joint density."""
+        args, kwargs = self.call.fill(arrays)
+
+        def potential(params: Array, temperature: Array, position: Array) -> Array:
+            latents = self.unravel_position(position)
+            with Temper(temperature, self.latents):
+                return potential_energy(self._at(params), args, kwargs, latents)
+
+        return potential
+
+    def trace(self, rng_key: PRNGKey, params: Array, arrays: list[Array]) -> Trace:
+        """Run the model once at the given parameters, latents drawn from the prior."""
+        args, kwargs = self.call.fill(arrays)
+        seeded = handlers.seed(self._at(params), rng_key)
+        return dict(handlers.trace(seeded).get_trace(*args, **kwargs))
+
+    def draw_prior(self, rng_key: PRNGKey, params: Array, arrays: list[Array]) -> Array:
+        """Draw one unconstrained position from the prior at the given parameters."""
+        sites = self.trace(rng_key, params, arrays)
+        return ravel_pytree({name: _unconstrained(sites[name]) for name in self.latents})[0]
+
+    def constrain(
+        self, params: Array, position: Array, arrays: list[Array]
+    ) -> dict[str, Array]:
+        """Map one position to the values of latent and deterministic sites.
+
+        The model is replayed: a support may depend on params or on other latents.
+        """
+        args, kwargs = self.call.fill(arrays)
+        free = self.unravel_position(position)
+
+        def value_of(site: dict[str, Any]) -> Any:
+            if site["type"] == "sample" and site["name"] in free:
+                return biject_to(site["fn"].support)(free[site["name"]])
+            return None
+
+        replayed = handlers.substitute(self._at(params), substitute_fn=value_of)
+        seeded = handlers.seed(replayed, jax.random.key(0))
+        sites = handlers.trace(seeded).get_trace(*args, **kwargs)
+        return {
+            name: site["value"]
+            for name, site in sites.items()
+            if name in free or site["type"] == "deterministic"
+        }
+
+    def unconstrain(
+        self, params: Array, values: dict[str, Array], arrays: list[Array]
+    ) -> Array:
+        """Map constrained latents of one particle to a position."""
+        args, kwargs = self.call.fill(arrays)
+        fixed = handlers.substitute(self._at(params), data=values)
+        seeded = handlers.seed(fixed, jax.random.key(0))
+        sites = handlers.trace(seeded).get_trace(*args, **kwargs)
+        return ravel_pytree({name: _unconstrained(sites[name]) for name in self.latents})[0]
+
+
+def _unconstrained(site: dict[str, Any]) -> Array:
+    return biject_to(site["fn"].support).inv(site["value"])
+
+
+def unconstrain(values: dict[str, Tree], supports: dict[str, Any]) -> dict[str, Tree]:
+    """Map each site's value, a tree, to the real line."""
+    return {
+        name: jax.tree.map(biject_to(supports[name]).inv, value)
+        for name, value in values.items()
+    }
+
+
+def latent_sites(trace: Trace) -> Trace:
+    """Return the sample sites of a trace that are not observed."""
+    return {
+        name: site
+        for name, site in trace.items()
+        if site["type"] == "sample" and not site["is_observed"]
+    }
+
+
+def run_once(
+    model: Callable[..., Any],
+    rng_key: PRNGKey,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Trace:
+    """Run the model as it is, latents drawn from the prior."""
+    return dict(handlers.trace(handlers.seed(model, rng_key)).get_trace(*args, **kwargs))
+
+
+def lay_out(
+    model: Callable[..., Any],
+    trace: Trace,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Layout:
+    """Lay the sites of a trace out in flat vectors."""
+    params = {n: s["value"] for n, s in trace.items() if s["type"] == "param"}
+    supports = {
+        name: trace[name]["kwargs"].get("constraint", constraints.real) for name in params
+    }
+    latents = latent_sites(trace)
+    init_params, unravel_params = ravel_pytree(unconstrain(params, supports))
+    position, unravel_position = ravel_pytree(
+        {name: _unconstrained(site) for name, site in latents.items()}
+    )
+    keep_arrays = _looks_at_values(model, args, kwargs)
+    return Layout(
+        model=model,
+        call=split_call(args, kwargs, keep_arrays)[0],
+        latents=tuple(latents),
+        constraints=supports,
+        init_params=init_params,
+        unravel_params=unravel_params,
+        unravel_position=unravel_position,
+        dim=position.size,
+    )
+
+
+def _looks_at_values(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
+    """Tell whether the model needs the values of its arrays and not only their shapes."""
+    call, arrays = split_call(args, kwargs, keep_arrays=False)
+
+    def run_abstractly(values: list[Array]) -> int:
+        filled_args, filled_kwargs = call.fill(values)
+        run_once(model, jax.random.key(0), filled_args, filled_kwargs)
+        return 0
+
+    try:
+        jax.eval_shape(run_abstractly, arrays)
+    except _NEEDS_VALUES:
+        return True
+    return False
+
+
+def describe_dims(trace: Trace) -> dict[str, tuple[str, ...]]:
+    """Return the names of the plates along the leading axes of each site."""
+    dims = {}
+    for name, site in trace.items():
+        frames = sorted(site.get("cond_indep_stack", []), key=lambda frame: frame.dim)
+        dims[name] = tuple(frame.name for frame in frames)
+    return dims
+
+
+def observed_data(trace: Trace) -> dict[str, np.ndarray]:
+    """Return the values of observed sites, factors left out."""
+    return {
+        name: np.asarray(site["value"])
+        for name, site in trace.items()
+        if site["type"] == "sample"
+        and site["is_observed"]
+        and type(site["fn"]).__name__ != "Unit"
+    }

@@ -1,0 +1,196 @@
+"""Walk along a path of targets: to the posterior, then up the likelihood.
+
+One step serves every stage. It moves the particles to the target that was planned, weighs
+them, and plans the next target on the weights before their resampling.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax, random
+
+from numpyro_jala import em, smc
+from numpyro_jala._typing import Array, PRNGKey
+from numpyro_jala.adaptation import (
+    first_step_size,
+    others_factor,
+    others_mean,
+    step_size_vote,
+)
+from numpyro_jala.langevin import FORCE_LIMIT, Kernel
+from numpyro_jala.planning import plan
+from numpyro_jala.resampling import SCHEMES
+from numpyro_jala.smc import Cloud, Target
+from numpyro_jala.state import ASCEND, REST, Info, Plan, Problem, Settings, State
+from numpyro_jala.weights import normalise
+
+_FACTOR_EVERY = 5
+
+
+def _evaluate(
+    problem: Problem, settings: Settings, target: Target, position: Array
+) -> tuple[smc.Derivatives, smc.ScoreFn]:
+    return smc.evaluate(problem.potential_fn, target, position, settings.newton)
+
+
+def start(
+    rng_key: PRNGKey,
+    problem: Problem,
+    settings: Settings,
+    target: Target,
+    position: Array,
+    log_evidence: Array,
+) -> State:
+    """Begin with draws from the first target, whose log-evidence is known."""
+    found, score_fn = _evaluate(problem, settings, target, position)
+    cloud = smc.start(position, found, log_evidence)
+    weight = normalise(cloud.log_weight)
+    dtype, (num_islands, _, dim) = position.dtype, position.shape
+    factor = jnp.ones((num_islands,), dtype)
+    if settings.adapts:
+        factor = others_factor(weight, position, settings.preconditioner == "dense")
+    size = settings.step_size or first_step_size(dim)
+    num_params = target.params.size
+    if settings.newton:
+        optim_state: Any = em.start_newton(num_params, dtype)
+    else:
+        assert settings.optimiser is not None
+        optim_state = settings.optimiser.init(problem.unravel(target.params))
+    columns = 1 + num_params * settings.newton
+    blank = State(
+        rng_key=rng_key,
+        num_moves=jnp.zeros((), int),
+        num_steps=jnp.zeros((), int),
+        target=target,
+        plan=Plan(
+            target,
+            jnp.zeros((num_islands, dim, columns), dtype),
+            jnp.zeros((num_islands, dim, columns), dtype),
+            jnp.zeros((num_params,), dtype),
+            jnp.zeros((), dtype),
+            jnp.zeros((), dtype),
+        ),
+        cloud=cloud,
+        log_step_size=jnp.full((num_islands,), jnp.log(size), dtype),
+        factor=factor,
+        optim_state=optim_state,
+        mean_params=target.params,
+    )
+    is_posterior = jnp.all(target.temperature >= 1)
+    stage = jnp.where(is_posterior, ASCEND, REST)
+    first, optim_state = plan(problem, settings, blank, found, score_fn, stage)
+    return blank._replace(plan=first, optim_state=optim_state)
+
+
+def _kernel(settings: Settings, state: State, target: Target) -> tuple[Kernel, Array]:
+    """Return how the islands move to a target, and the change of the target."""
+    temperature_change = target.temperature - state.target.temperature
+    columns = [temperature_change[:, None]]
+    if settings.newton:
+        params_change = target.params - state.target.params
+        shape = (settings.num_islands, params_change.size)
+        columns.append(jnp.broadcast_to(params_change, shape))
+    change = jnp.concatenate(columns, -1)
+    shift = -jnp.einsum("jdc,jc->jd", state.plan.transport_shift, change)
+    step_size = jnp.exp(state.log_step_size)
+    if settings.step_size is None:
+        alive = jnp.isfinite(state.cloud.log_weight).any(-1)
+        step_size = jnp.exp(others_mean(state.log_step_size, alive))
+    limit = FORCE_LIMIT if settings.adapts else jnp.inf
+    limits = jnp.full_like(step_size, limit)
+    return Kernel(step_size, state.factor, shift, limits), change
+
+
+def step(
+    problem: Problem,
+    settings: Settings,
+    state: State,
+    stage: Array,
+    goal: Array,
+    wait: Array,
+) -> tuple[State, Info]:
+    """Move to the planned target and plan the next.
+
+    Parameters
+    ----------
+    stage
+        ``REST``, ``CLIMB`` or ``ASCEND``.
+    goal, wait
+        At rest the parameters reach ``goal`` after ``wait`` steps.
+    """
+    rng_key, move_key, resample_key = random.split(state.rng_key, 3)
+    here = state.target.params
+    approach = here + (goal - here) / jnp.maximum(wait, 1)
+    params = jnp.where(stage == REST, approach, state.plan.target.params)
+    target = Target(params, state.plan.target.temperature)
+    kernel, change = _kernel(settings, state, target)
+    cloud, (found, score_fn), info = smc.step(
+        move_key, state.cloud, kernel, lambda x: _evaluate(problem, settings, target, x)
+    )
+    ascending = (stage == ASCEND).astype(int)
+    num_steps = state.num_steps + ascending
+    mean = em.average(state.mean_params, params, num_steps)
+    moved = State(
+        rng_key=rng_key,
+        num_moves=state.num_moves + 1,
+        num_steps=num_steps,
+        target=target,
+        plan=state.plan,
+        cloud=cloud,
+        log_step_size=_vote(settings, state, kernel, cloud, found, info.increment, change),
+        factor=_refresh_factor(settings, state, cloud),
+        optim_state=state.optim_state,
+        mean_params=jnp.where(stage == ASCEND, mean, params),
+    )
+    planned, optim_state = plan(problem, settings, moved, found, score_fn, stage)
+    scheme = SCHEMES[settings.resampling]
+    cloud, resampled = smc.resample(resample_key, cloud, scheme, settings.ess_threshold)
+    new = moved._replace(plan=planned, cloud=cloud, optim_state=optim_state)
+    grad_norm = jnp.linalg.norm(planned.score)
+    return new, Info(
+        params=params,
+        score=planned.score,
+        temperature=target.temperature,
+        log_evidence=smc.log_evidence(cloud),
+        ess=info.ess,
+        resampled=resampled,
+        step_size=kernel.step_size,
+        grad_norm=grad_norm,
+        promise=planned.promise,
+        died=info.died,
+    )
+
+
+def _vote(
+    settings: Settings,
+    state: State,
+    kernel: Kernel,
+    cloud: Cloud,
+    found: smc.Derivatives,
+    increment: Array,
+    change: Array,
+) -> Array:
+    """Let each island say which step size it could bear."""
+    if settings.step_size is not None:
+        return state.log_step_size
+    rate = jnp.concatenate([found.slope[..., None], found.scores], -1)
+    alone = increment + jnp.einsum("jnc,jc->jn", rate, change)
+    alone += jnp.einsum("jnd,jd->jn", cloud.gradient, kernel.shift)
+    used = jnp.log(kernel.step_size)
+    vote = step_size_vote(used, normalise(state.cloud.log_weight), alone)
+    # A large step of the parameters is not linear: what it costs is not the move's fault.
+    return jnp.where(state.plan.cost < 0.01, vote, used)
+
+
+def _refresh_factor(settings: Settings, state: State, cloud: Cloud) -> Array:
+    if not settings.adapts:
+        return state.factor
+    dense = settings.preconditioner == "dense"
+    weight = normalise(cloud.log_weight)
+    return lax.cond(
+        state.num_moves % _FACTOR_EVERY == 0,
+        lambda: others_factor(weight, cloud.position, dense),
+        lambda: state.factor,
+    )

@@ -1,0 +1,164 @@
+"""Choose the next target: a temperature and parameters that the cloud can follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from numpyro_jala import em, smc, tempering, transport
+from numpyro_jala._typing import Array
+from numpyro_jala.smc import Target
+from numpyro_jala.state import ASCEND, CLIMB, REST, Plan, Problem, Settings, State
+from numpyro_jala.weights import normalise, pool
+
+_HESSIAN_EVERY = 10
+_MEMORY = 0.95
+#: While annealing, the temperature waits until the parameters promise less than this.
+_HOLD = 10.0
+
+
+def _learn_transport(
+    settings: Settings, state: State, weight: Array, found: smc.Derivatives
+) -> transport.Transport:
+    rate = jnp.concatenate([found.slope[..., None], found.scores], -1)
+    if not settings.adapts:
+        return transport.none(state.cloud, rate)
+    fresh = (state.num_moves == 0) | jnp.any(state.target.temperature < 1)
+    memory = jnp.where(fresh, 0.0, _MEMORY)
+    last = state.plan.transport_learned
+    return transport.learn(weight, state.cloud, rate, state.factor, last, memory)
+
+
+def plan(
+    problem: Problem,
+    settings: Settings,
+    state: State,
+    found: smc.Derivatives,
+    score_fn: smc.ScoreFn,
+    stage: Array,
+) -> tuple[Plan, Any]:
+    """Choose the next target on the state's weights, which must not be resampled yet."""
+    weight = normalise(state.cloud.log_weight)
+    carried = _learn_transport(settings, state, weight, found)
+    if settings.newton:
+        step, score, optim_state, promise, cost = _newton_step(
+            problem, state, weight, carried, stage
+        )
+        drift = carried.rate[..., 1:] @ step
+    else:
+        step, score, optim_state = _optimiser_step(
+            problem, settings, state, weight, score_fn, stage
+        )
+        promise = cost = jnp.zeros((), step.dtype)
+        drift = jnp.zeros_like(weight)
+    temperature = state.target.temperature
+    if settings.adapts:
+        hold = (stage == CLIMB) & (promise > _HOLD)
+        slope = carried.rate[..., 0]
+        temperature = tempering.next_temperature(temperature, weight, slope, drift, hold)
+    target = Target(state.target.params + step, temperature)
+    plan = Plan(target, carried.shift, carried.learned, score, promise, cost)
+    return plan, optim_state
+
+
+def _newton_step(
+    problem: Problem,
+    state: State,
+    weight: Array,
+    carried: transport.Transport,
+    stage: Array,
+) -> tuple[Array, Array, em.Newton, Array, Array]:
+    """Return the default's step, its score, memory, promise in nats, and cost."""
+    newton, temperature = state.optim_state, state.target.temperature
+    pooled = pool(weight)
+    rate = carried.rate[..., 1:]
+    score = jnp.einsum("jn,jnp->p", pooled, rate)
+    if score.size == 0:
+        zero = jnp.zeros((), weight.dtype)
+        return score, score, newton, zero, zero
+    moments = transport.pooled_covariance(weight, carried.rate)
+    tempered = jnp.any(temperature < 1)
+    # Near the maximum the second derivative hardly changes.
+    due = (state.num_moves % _HESSIAN_EVERY == 0) | tempered | (state.plan.cost > 0.02)
+    complete = lax.cond(
+        due,
+        lambda: em.hessian(
+            _moved_potentials(problem, state, carried), state.target.params, pooled
+        ),
+        lambda: newton.complete,
+    )
+    missing = em.remember(newton, moments[1:, 1:], state.num_moves == 0)
+    info = em.information(complete, missing, em.floor_for(tempered))
+    reach = jnp.where(problem.is_free, 1 + jnp.abs(state.target.params), 0.7)
+    moving = (stage != REST) & jnp.all(temperature > 0)
+    share = jnp.where(moving, em.gain(newton), 0.0)
+
+    def trusted(cost: Array) -> Array:
+        return em.trusted_step(info, score, share, cost, reach)
+
+    # What a change of parameters costs may be offset by raising the temperature with it.
+    cost, against = moments[1:, 1:], moments[0, 1:]
+    offset_cost = cost - jnp.outer(against, against) / jnp.maximum(moments[0, 0], 1e-30)
+    bold = trusted(offset_cost)
+    offsets = tempered & (against @ bold < 0)
+    step = jnp.where(offsets, bold, trusted(cost))
+    spent = step @ jnp.where(offsets, offset_cost, cost) @ step
+    reversed_ = (stage == ASCEND) & em.turned_back(newton, step)
+    memory = em.Newton(complete, missing, newton.reversals + reversed_, step)
+    return step, score, memory, em.decrement(info, score), spent
+
+
+def _moved_potentials(
+    problem: Problem, state: State, carried: transport.Transport
+) -> Callable[[Array, Array], Array]:
+    """Return the potential of every particle as a function of the parameters.
+
+    The particles follow the parameters, to first order as they would in a step.
+    """
+    each = jax.vmap(problem.potential_fn, (None, None, 0))
+    all_fn = jax.vmap(each, (None, 0, 0))
+
+    def potentials(params: Array, change: Array) -> Array:
+        shift = carried.shift[..., 1:] @ change
+        position = state.cloud.position - shift[:, None]
+        return all_fn(params, state.target.temperature, position)
+
+    return potentials
+
+
+def _optimiser_step(
+    problem: Problem,
+    settings: Settings,
+    state: State,
+    weight: Array,
+    score_fn: smc.ScoreFn,
+    stage: Array,
+) -> tuple[Array, Array, Any]:
+    """Return the step of a given optimiser, the score, and the optimiser's state."""
+    assert settings.optimiser is not None
+    params, pooled = state.target.params, pool(weight)
+    score = score_fn(pooled)
+    new, optim_state = settings.optimiser.step(
+        problem.unravel(score), state.optim_state, problem.unravel(params)
+    )
+    step = problem.ravel(new) - params
+    if settings.trusted:
+        each = jax.vmap(problem.potential_fn, (None, None, 0))
+        all_fn = jax.vmap(each, (None, 0, 0))
+
+        def potentials(values: Array) -> Array:
+            return all_fn(values, state.target.temperature, state.cloud.position)
+
+        _, change = jax.jvp(potentials, (params,), (step,))
+        step = em.shorten(step, transport.variance(weight, change[..., None])[0])
+    moving = (stage == ASCEND) | (
+        (stage == CLIMB) & jnp.all(state.plan.target.temperature >= 1)
+    )
+    keep = jax.tree.map(
+        lambda a, b: jnp.where(moving, a, b), optim_state, state.optim_state
+    )
+    return jnp.where(moving, step, 0.0), score, keep

@@ -1,0 +1,127 @@
+"""What can be asked of a fitted object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax import random
+from numpyro.handlers import substitute
+
+from numpyro_jala import convert, report, stages
+from numpyro_jala._typing import Array, Tree
+from numpyro_jala.resampling import systematic
+from numpyro_jala.state import State
+
+
+class Results:
+    """The result of the last run, in the forms that NumPyro and ArviZ know."""
+
+    model: Callable[..., Any]
+    num_particles: int
+    num_islands: int
+    thinning = 1  # what ArviZ's converter asks of an MCMC
+    _run: report.Run | None = None
+
+    @property
+    def _found(self) -> report.Run:
+        if self._run is None or self._run.finished is None:
+            raise ValueError("There is no result yet. Call run first.")
+        return self._run
+
+    @property
+    def last_state(self) -> State | None:
+        """The state to continue from, as ``init_state`` of another run."""
+        return self._run.last_state if self._run is not None else None
+
+    @property
+    def params(self) -> dict[str, Tree]:
+        """The estimate, constrained."""
+        found = self._found
+        return jax.device_get(found.fixed.layout.constrain_params(found.result.params))
+
+    @property
+    def log_evidence(self) -> float:
+        """The log of the evidence at the estimate."""
+        return report.best_evidence(self._found)[0]
+
+    @property
+    def log_evidence_se(self) -> float:
+        """The standard error of ``log_evidence``."""
+        return report.best_evidence(self._found)[1]
+
+    def get_weighted_samples(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Return latents and deterministic sites, and log-weights that sum to one."""
+        samples = self._constrained(self._found.result.position)
+        flat = {
+            name: value.reshape(-1, *value.shape[2:]) for name, value in samples.items()
+        }
+        return flat, np.asarray(self._found.result.log_weight).reshape(-1)
+
+    def get_samples(self, group_by_chain: bool = False) -> dict[str, np.ndarray]:
+        """Return equally weighted latents and deterministic sites.
+
+        A chain is an island. Ancestors are sorted, so duplicates are neighbours.
+        """
+        found = self._found
+        keys = random.split(random.fold_in(found.result.rng_key, 2), self.num_islands)
+        ancestors = jax.vmap(systematic)(keys, found.result.log_weight)
+        position = jax.vmap(lambda rows, index: rows[index])(
+            found.result.position, ancestors
+        )
+        samples = self._constrained(position)
+        if group_by_chain:
+            return samples
+        return {n: v.reshape(-1, *v.shape[2:]) for n, v in samples.items()}
+
+    def _constrained(self, position: Array) -> dict[str, np.ndarray]:
+        found = self._found
+        values = stages.constrain(found.fixed, found.data, found.result.params, position)
+        return {name: np.asarray(value) for name, value in jax.device_get(values).items()}
+
+    def get_extra_fields(self, group_by_chain: bool = False) -> dict[str, np.ndarray]:
+        """Return the traces of the EM steps, one entry a step."""
+        if group_by_chain:
+            return {}
+        return convert.em_fields(self._found)
+
+    def diagnostics(self) -> dict[str, float]:
+        """Return numbers that tell whether to trust the result."""
+        return report.diagnostics(self._found)
+
+    def print_summary(self, prob: float = 0.9) -> None:
+        """Print the estimate, the latents and the log-evidence."""
+        print(report.summary(self._found, *self.get_weighted_samples(), prob))  # noqa: T201
+
+    def to_inference_data(self) -> Any:
+        """Return the result as ArviZ holds it."""
+        return convert.to_inference_data(
+            self._found, self.get_samples(group_by_chain=True), self._constrained
+        )
+
+    # -- what ArviZ's own converter asks of an MCMC ------------------------------------
+
+    @property
+    def num_chains(self) -> int:
+        """Chains are islands."""
+        return self.num_islands
+
+    @property
+    def num_samples(self) -> int:
+        """Draws in a chain."""
+        return self.num_particles // self.num_islands
+
+    @property
+    def sampler(self) -> Any:
+        """The model with its params at the estimate, which a replay must not reset."""
+        return report.Sampler(substitute(self.model, data=self.params))
+
+    @property
+    def _args(self) -> tuple[Any, ...]:
+        return self._found.args
+
+    @property
+    def _kwargs(self) -> dict[str, Any]:
+        return self._found.kwargs

@@ -1,0 +1,169 @@
+"""The engine: carry a cloud of weighted particles to the next target."""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import random
+
+from numpyro_jala import langevin
+from numpyro_jala._typing import Array, Potential, PRNGKey, Resampler
+from numpyro_jala.langevin import Kernel
+from numpyro_jala.weights import effective_fraction, log_mean_exp
+
+
+class Target(NamedTuple):
+    """A point on the path: what the potential depends on beside the particle."""
+
+    params: Array  # (num_params,)
+    temperature: Array  # (num_islands,)
+
+
+class Cloud(NamedTuple):
+    """Weighted particles in islands, and the target's potential where they stand.
+
+    position
+        Unconstrained latents, one row per particle.
+    log_weight
+        Unnormalised log-weights since the island's last resampling.
+    potential, gradient, slope
+        The potential, its gradient with respect to the position, and its derivative
+        with respect to the temperature, kept so that a step evaluates the model once.
+    log_evidence
+        What was settled at the resamplings; see :func:`log_evidence`.
+    """
+
+    position: Array  # (num_islands, num_particles, dim)
+    log_weight: Array  # (num_islands, num_particles)
+    potential: Array  # (num_islands, num_particles)
+    gradient: Array  # (num_islands, num_particles, dim)
+    slope: Array  # (num_islands, num_particles)
+    log_evidence: Array  # (num_islands,)
+
+
+class StepInfo(NamedTuple):
+    """What a step did, before its resampling."""
+
+    increment: Array  # (num_islands, num_particles)
+    ess: Array  # (num_islands,), a fraction
+    died: Array  # (), particles that came to a non-finite potential
+
+
+class Derivatives(NamedTuple):
+    """A potential and its derivatives at every particle."""
+
+    potential: Array  # (num_islands, num_particles)
+    gradient: Array  # (num_islands, num_particles, dim)
+    slope: Array  # (num_islands, num_particles)
+    scores: Array  # (num_islands, num_particles, num_params or 0)
+
+
+#: ``score_fn(weight)``: the weighted sum of the particles' scores, (num_params,).
+ScoreFn: TypeAlias = Callable[[Array], Array]
+
+
+def evaluate(
+    potential_fn: Potential, target: Target, position: Array, each: bool
+) -> tuple[Derivatives, ScoreFn]:
+    """Evaluate the model once at every particle.
+
+    The score of a particle is the derivative of its potential with respect to the
+    parameters. With ``each`` every particle's score is kept, which is for few
+    parameters. Without it they are only ever summed, in one pull-back of the potentials
+    with the weights: memory does not grow with particles times parameters.
+    """
+    shape = position.shape[:2]
+    temperature = jnp.broadcast_to(target.temperature[:, None], shape)
+    ones = jnp.ones(shape, position.dtype)
+    if each:
+        params = jnp.broadcast_to(target.params, (*shape, *target.params.shape))
+        all_fn = jax.vmap(jax.vmap(potential_fn))
+        potential, pull = jax.vjp(all_fn, params, temperature, position)
+        scores, slope, gradient = pull(ones)
+        found = Derivatives(potential, gradient, slope, scores)
+        return found, lambda weight: jnp.einsum("jn,jnp->p", weight, scores)
+    all_fn = jax.vmap(jax.vmap(potential_fn, (None, 0, 0)), (None, 0, 0))
+    potential, pull = jax.vjp(all_fn, target.params, temperature, position)
+    _, slope, gradient = pull(ones)
+    found = Derivatives(potential, gradient, slope, jnp.zeros((*shape, 0)))
+    return found, lambda weight: pull(weight)[0]
+
+
+def log_evidence(cloud: Cloud) -> Array:
+    """Return each island's estimate of the log-evidence of the current target."""
+    return cloud.log_evidence + log_mean_exp(cloud.log_weight)
+
+
+def is_alive(found: Derivatives) -> Array:
+    """Tell which particles have a finite potential and gradient."""
+    return jnp.isfinite(found.potential) & jnp.isfinite(found.gradient).all(-1)
+
+
+def start(position: Array, found: Derivatives, log_evidence: Array) -> Cloud:
+    """Weigh draws from the first target, whose log-evidence is known, equally."""
+    log_weight = jnp.where(is_alive(found), 0.0, -jnp.inf).astype(position.dtype)
+    settled = jnp.broadcast_to(
+        jnp.asarray(log_evidence, position.dtype), position.shape[:1]
+    )
+    return Cloud(
+        position, log_weight, found.potential, found.gradient, found.slope, settled
+    )
+
+
+def resample(
+    rng_key: PRNGKey, cloud: Cloud, resampler: Resampler, threshold: float
+) -> tuple[Cloud, Array]:
+    """Resample each island whose effective sample size fell below the threshold.
+
+    The mean weight moves into the settled log-evidence, and the weights start anew.
+    """
+    num_islands, num_particles = cloud.log_weight.shape
+    due = effective_fraction(cloud.log_weight) < threshold
+    due &= jnp.isfinite(cloud.log_weight).any(-1)
+    keys = random.split(rng_key, num_islands)
+    drawn = jax.vmap(resampler)(keys, cloud.log_weight)
+    ancestors = jnp.where(due[:, None], drawn, jnp.arange(num_particles))
+
+    def pick(values: Array) -> Array:
+        return jax.vmap(lambda rows, index: rows[index])(values, ancestors)
+
+    settled = jnp.where(due, log_mean_exp(cloud.log_weight), 0.0)
+    return Cloud(
+        position=pick(cloud.position),
+        log_weight=jnp.where(due[:, None], 0.0, cloud.log_weight),
+        potential=pick(cloud.potential),
+        gradient=pick(cloud.gradient),
+        slope=pick(cloud.slope),
+        log_evidence=cloud.log_evidence + settled,
+    ), due
+
+
+def step(
+    rng_key: PRNGKey,
+    cloud: Cloud,
+    kernel: Kernel,
+    evaluate_fn: Callable[[Array], tuple[Derivatives, ScoreFn]],
+) -> tuple[Cloud, tuple[Derivatives, ScoreFn], StepInfo]:
+    """Move the particles under their old target and weigh them for the new one."""
+    keys = random.split(rng_key, cloud.position.shape[0])
+    moved = jax.vmap(langevin.move)(keys, kernel, cloud.position, cloud.gradient)
+    found, score_fn = evaluate_fn(moved.position)
+    # The difference first: the same float enters twice along the path and cancels.
+    increment = (cloud.potential - found.potential) + jax.vmap(langevin.work)(
+        kernel, moved, found.gradient
+    )
+    alive = is_alive(found) & jnp.isfinite(increment) & jnp.isfinite(cloud.log_weight)
+    increment = jnp.where(alive, increment, -jnp.inf)
+    log_weight = jnp.where(alive, cloud.log_weight + increment, -jnp.inf)
+    new = Cloud(
+        position=jnp.where(alive[..., None], moved.position, cloud.position),
+        log_weight=log_weight,
+        potential=jnp.where(alive, found.potential, jnp.inf),
+        gradient=jnp.where(alive[..., None], found.gradient, 0.0),
+        slope=jnp.where(alive, found.slope, 0.0),
+        log_evidence=cloud.log_evidence,
+    )
+    died = jnp.isfinite(cloud.log_weight) & ~alive
+    info = StepInfo(increment, effective_fraction(log_weight), died.sum())
+    return new, (found, score_fn), info

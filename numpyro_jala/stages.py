@@ -1,0 +1,175 @@
+"""The compiled parts of a run: start, walk, estimate, constrain.
+
+Each is compiled once for a :class:`Fixed` problem and the shapes of its data.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax, random
+from jax.flatten_util import ravel_pytree
+
+from numpyro_jala import evidence, path, reference, smc
+from numpyro_jala._typing import Array, PRNGKey
+from numpyro_jala.evidence import Gaussian
+from numpyro_jala.model import Layout
+from numpyro_jala.smc import Target
+from numpyro_jala.state import CLIMB, Info, Problem, Settings, State, no_info
+
+#: Steps of one call of the compiled loop; between calls Python looks on.
+CHUNK = 20
+
+
+class Fixed(NamedTuple):
+    """What a compilation depends on beside the shapes of the data."""
+
+    layout: Layout
+    settings: Settings
+
+
+class Data(NamedTuple):
+    """The arrays of the model, and the reference if it is not the prior."""
+
+    arrays: list[Array]
+    gaussian: Gaussian | None
+
+
+def problem_of(fixed: Fixed, data: Data) -> Problem:
+    """Put the model's potential and its data together."""
+    layout = fixed.layout
+    potential_fn = layout.joint(data.arrays)
+    if data.gaussian is not None:
+        potential_fn = reference.from_gaussian(potential_fn, data.gaussian)
+    return Problem(
+        potential_fn,
+        layout.unravel_params,
+        lambda tree: ravel_pytree(tree)[0],
+        layout.is_free,
+    )
+
+
+@partial(jax.jit, static_argnums=0)
+def start(fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array) -> State:
+    """Draw a cloud from the reference."""
+    layout, settings = fixed
+    draw_key, state_key = random.split(rng_key)
+    shape = settings.num_islands, settings.num_particles
+    position = reference.draw(draw_key, layout, params, data.arrays, data.gaussian, shape)
+    target = Target(params, jnp.zeros(shape[:1], position.dtype))
+    zero = jnp.zeros((), position.dtype)
+    problem = problem_of(fixed, data)
+    return path.start(state_key, problem, settings, target, position, zero)
+
+
+@partial(jax.jit, static_argnums=0)
+def start_given(
+    fixed: Fixed,
+    rng_key: PRNGKey,
+    data: Data,
+    params: Array,
+    particles: dict[str, Array],
+    log_evidence: Array,
+) -> State:
+    """Take given latents as draws from the posterior."""
+    layout, settings = fixed
+    flat = jax.vmap(lambda v: layout.unconstrain(params, v, data.arrays))(particles)
+    shape = settings.num_islands, settings.num_particles
+    position = flat.reshape(*shape, layout.dim)
+    target = Target(params, jnp.ones(shape[:1], position.dtype))
+    problem = problem_of(fixed, data)
+    return path.start(rng_key, problem, settings, target, position, log_evidence)
+
+
+@partial(jax.jit, static_argnums=0)
+def walk(
+    fixed: Fixed,
+    data: Data,
+    state: State,
+    stage: Array,
+    num_steps: Array,
+    goal: Array,
+    wait: Array,
+) -> tuple[State, Info, Array]:
+    """Take up to ``num_steps`` steps, at most ``CHUNK``; annealing ends on arrival."""
+    problem = problem_of(fixed, data)
+
+    def body(carry: Any) -> Any:
+        current, infos, count = carry
+        current, info = path.step(
+            problem, fixed.settings, current, stage, goal, wait - count
+        )
+        infos = jax.tree.map(lambda all_, one: all_.at[count].set(one), infos, info)
+        return current, infos, count + 1
+
+    def unfinished(carry: Any) -> Array:
+        current, _, count = carry
+        arrived = jnp.all(current.target.temperature >= 1)
+        return (count < num_steps) & ~((stage == CLIMB) & arrived)
+
+    infos = jax.tree.map(
+        lambda leaf: jnp.zeros((CHUNK, *leaf.shape), leaf.dtype), no_info(state)
+    )
+    return lax.while_loop(unfinished, body, (state, infos, jnp.zeros((), int)))
+
+
+def anneal(fixed: Fixed, data: Data, state: State) -> State:
+    """Walk from the reference to the posterior in one go."""
+    problem, stage = problem_of(fixed, data), jnp.asarray(CLIMB)
+
+    def body(current: State) -> State:
+        params = current.target.params
+        return path.step(problem, fixed.settings, current, stage, params, stage)[0]
+
+    def unfinished(current: State) -> Array:
+        alive = jnp.isfinite(current.cloud.log_weight).any()
+        return jnp.any(current.target.temperature < 1) & alive
+
+    return lax.while_loop(unfinished, body, state)
+
+
+@partial(jax.jit, static_argnums=0)
+def estimate(
+    fixed: Fixed,
+    rng_key: PRNGKey,
+    data: Data,
+    params: Array,
+    weight: Array,
+    position: Array,
+    potential: Array,
+) -> evidence.Bridge:
+    """Estimate the log-evidence from particles at rest, (num_islands, many, ...)."""
+    dense = fixed.settings.preconditioner == "dense"
+    num_draws = weight.shape[1]
+    draws, at_particles, at_draws = evidence.draw_others(
+        rng_key, weight, position, dense, num_draws
+    )
+    joint = fixed.layout.joint(data.arrays)
+    one = jnp.ones((), position.dtype)
+    at_new = jax.vmap(jax.vmap(lambda x: joint(params, one, x)))(draws)
+    at_new = jnp.where(jnp.isfinite(at_new), at_new, jnp.inf)
+    return evidence.bridge(weight, -potential - at_particles, -at_new - at_draws)
+
+
+@partial(jax.jit, static_argnums=0)
+def constrain(fixed: Fixed, data: Data, params: Array, position: Array) -> dict[str, Array]:
+    """Map positions (num_islands, num_particles, dim) to values of the model's sites."""
+
+    def one(row: Array) -> dict[str, Array]:
+        return fixed.layout.constrain(params, row, data.arrays)
+
+    return jax.vmap(jax.vmap(one))(position)
+
+
+@partial(jax.jit, static_argnums=0)
+def constrain_trace(fixed: Fixed, params: Array) -> dict[str, Any]:
+    """Map a trace of parameters (steps, num_params) to values of the param sites."""
+    return jax.vmap(fixed.layout.constrain_params)(params)
+
+
+def log_evidence(state: State) -> Array:
+    """Return each island's recursive estimate."""
+    return smc.log_evidence(state.cloud)

@@ -1,0 +1,110 @@
+"""What a walk along the path of targets depends on, remembers and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from numpyro_jala import em
+from numpyro_jala._typing import Array, Potential, PRNGKey, Tree
+from numpyro_jala.smc import Cloud, Target
+
+#: Stages. At rest the parameters go to a given goal and stay there.
+REST, CLIMB, ASCEND = 0, 1, 2
+
+
+class Settings(NamedTuple):
+    """What a compilation depends on beside the model."""
+
+    num_islands: int
+    num_particles: int  # in one island
+    step_size: float | None
+    preconditioner: str  # "dense", "diagonal" or "none"
+    resampling: str
+    ess_threshold: float
+    optimiser: em.Optimiser | None
+    newton: bool  # the default for few parameters
+    trusted: bool  # shorten the optimiser's steps
+
+    @property
+    def adapts(self) -> bool:
+        """Whether an island learns from the others."""
+        return self.preconditioner != "none"
+
+
+class Problem(NamedTuple):
+    """What is asked: a potential, and how its parameters look to an optimiser."""
+
+    potential_fn: Potential
+    unravel: Callable[[Array], Tree]
+    ravel: Callable[[Tree], Array]
+    is_free: Array  # (num_params,), parameters on the real line
+
+
+class Plan(NamedTuple):
+    """The next target, and how to get there.
+
+    score
+        The weighted mean of the scores, with their control variates.
+    promise
+        Nats that a full Newton step would gain, zero where there is none.
+    cost
+        Variance of the log-weights that the planned change of parameters causes.
+    """
+
+    target: Target
+    transport_shift: Array  # (num_islands, dim, columns)
+    transport_learned: Array  # (num_islands, dim, columns)
+    score: Array  # (num_params,)
+    promise: Array  # ()
+    cost: Array  # ()
+
+
+class State(NamedTuple):
+    """All that the next step depends on."""
+
+    rng_key: PRNGKey
+    num_moves: Array  # ()
+    num_steps: Array  # (), of these with the parameters ascending
+    target: Target
+    plan: Plan
+    cloud: Cloud
+    log_step_size: Array  # (num_islands,), votes
+    factor: Array  # (num_islands, ...)
+    optim_state: Any
+    mean_params: Array  # (num_params,)
+
+
+class Info(NamedTuple):
+    """What a user may want to watch."""
+
+    params: Array  # (num_params,)
+    score: Array  # (num_params,)
+    temperature: Array  # (num_islands,)
+    log_evidence: Array  # (num_islands,)
+    ess: Array  # (num_islands,), before resampling
+    resampled: Array  # (num_islands,)
+    step_size: Array  # (num_islands,)
+    grad_norm: Array  # ()
+    promise: Array  # ()
+    died: Array  # ()
+
+
+def no_info(state: State) -> Info:
+    """Return an info of zeros, with the shapes that a step's info has."""
+    islands = jnp.zeros_like(state.log_step_size)
+    zero = jnp.zeros((), islands.dtype)
+    return Info(
+        params=jnp.zeros_like(state.target.params),
+        score=jnp.zeros_like(state.target.params),
+        temperature=islands,
+        log_evidence=islands,
+        ess=islands,
+        resampled=islands.astype(bool),
+        step_size=islands,
+        grad_norm=zero,
+        promise=zero,
+        died=jnp.zeros((), int),
+    )
