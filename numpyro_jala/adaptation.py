@@ -14,7 +14,9 @@ from numpyro_jala.weights import conditional_fraction
 MOVE_VARIANCE = 0.1
 #: In whitened coordinates a step size of one forgets a Gaussian at once.
 LARGEST_STEP = 0.6
-_VOTE_RATE = 0.2
+_VOTE_RATE = 0.3
+#: Draws from the reference need not move at once, and a stiff corner bears little.
+_CAUTION = 0.01
 
 
 def others(values: Array) -> Array:
@@ -93,9 +95,14 @@ def others_factor(weight: Array, position: Array, dense: bool) -> Array:
     return jax.vmap(shrunk_factor)(covariance, others(num_draws))
 
 
-def first_step_size(dim: int) -> float:
+def gaussian_step_size(dim: int) -> float:
     """Return the step size that a Gaussian of this dimension bears."""
     return float(min(LARGEST_STEP, (2 * MOVE_VARIANCE / dim) ** (1 / 3)))
+
+
+def first_step_size(dim: int) -> float:
+    """Return a step size to start from, well below what a Gaussian bears."""
+    return _CAUTION * gaussian_step_size(dim)
 
 
 def step_size_vote(log_step_size: Array, weight: Array, increment: Array) -> Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import Delta, ImproperUniform, MaskedDistribution
 
-from numpyro_jala.model import Trace, latent_sites
+from numpyro_jala.model import Trace, base_distribution, latent_sites
 from numpyro_jala.resampling import SCHEMES
 
 PRECONDITIONERS = ("auto", "dense", "diagonal", None)
@@ -54,16 +54,6 @@ def check_options(
         )
 
 
-def _base(fn: Any) -> Any:
-    while hasattr(fn, "base_dist") and type(fn).__name__ in (
-        "Independent",
-        "ExpandedDistribution",
-        "MaskedDistribution",
-    ):
-        fn = fn.base_dist
-    return fn
-
-
 def check_sites(trace: Trace) -> None:
     """Check that the model has latents and data of kinds that can be handled."""
     latents = latent_sites(trace)
@@ -97,7 +87,7 @@ def check_sites(trace: Trace) -> None:
 
 
 def _check_latent(name: str, site: dict[str, Any]) -> None:
-    base = _base(site["fn"])
+    base = base_distribution(site["fn"])
     kind = type(base).__name__
     if site["fn"].support.is_discrete:
         raise ValueError(

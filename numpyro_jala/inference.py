@@ -235,7 +235,9 @@ class JALAEM(Results):
         layout = lay_out(self.model, trace, args, kwargs)
         fixed = Fixed(layout, self._settings(layout))
         keeps_arrays = layout.call != call
-        self._fixed[layout.call if keeps_arrays else (call, shapes)] = fixed
+        # What was made while JAX traces holds tracers, and serves only to name sites.
+        key = None if traced else layout.call if keeps_arrays else (call, shapes)
+        self._fixed[key] = fixed
         return fixed, [] if keeps_arrays else arrays, trace
 
     def _first_params(self, layout: Layout, values: dict[str, Tree] | None) -> Array:

@@ -4,16 +4,21 @@ With a preconditioner :math:`M = L L^\top` and step size :math:`h`, a particle m
 
 .. math::
 
-    v = -h p + \sqrt{2h}\, \xi, \qquad p = f(L^\top \nabla U(x)), \qquad
+    v = -h(x) p + \sqrt{2h(x)}\, \xi, \qquad p = L^\top \nabla U(x), \qquad
     x' = x + b + L v,
 
 and its log-weight changes by the potentials' difference plus
 
-.. math:: \tfrac12 v \cdot (p + p') + \tfrac h4 (|p|^2 - |p'|^2)
+.. math::
 
-with :math:`p'` the force at :math:`x'` under the next target. The identity holds for any
-:math:`h`, :math:`L`, shift :math:`b` and function :math:`f` that are fixed before the
-move: they decide the variance of the weights and not their mean.
+    \tfrac12 v \cdot (p + p') + \tfrac14 (h p^2 - h' p'^2)
+        + \tfrac14 v^2 (1/h - 1/h') + \tfrac d2 \log (h / h')
+
+with :math:`p'` and :math:`h'` at :math:`x'` under the next target. The identity holds for
+any :math:`L`, shift :math:`b` and function :math:`h` that are fixed before the move: they
+decide the variance of the weights and not their mean. Here :math:`h` is constant but for
+particles on which the force is many times what it is at rest: in such a stiff corner of
+the target they take steps as small as the force is large.
 """
 
 from typing import NamedTuple
@@ -23,23 +28,23 @@ from jax import random
 
 from numpyro_jala._typing import Array, PRNGKey
 
-#: Components of the force on whitened particles beyond this are cut. At rest they have
-#: unit variance, so only particles far from equilibrium or in a stiff corner notice.
-FORCE_LIMIT = 6.0
+#: A force is strong from this many times its size at rest.
+FORCE_LIMIT = 3.0
+_LARGEST = 1e15
 
 
 class Kernel(NamedTuple):
     """How the particles of one island move.
 
     step_size
-        :math:`h`.
+        :math:`h` where the force is not strong.
     factor
         :math:`L`: lower triangular (dim, dim), the diagonal of one (dim,), or () for a
         multiple of the identity.
     shift
         :math:`b`, which carries the cloud along with its target.
     force_limit
-        Largest absolute component of the force.
+        Root mean square of the components of a strong force.
     """
 
     step_size: Array  # ()
@@ -48,35 +53,45 @@ class Kernel(NamedTuple):
     force_limit: Array  # ()
 
 
+class Push(NamedTuple):
+    """What drives the particles: a finite force, and the step size each may take."""
+
+    force: Array  # (num_particles, dim)
+    step_size: Array  # (num_particles, 1)
+
+
 class Move(NamedTuple):
     """Where the particles went, and what the weight needs to know of the way."""
 
     position: Array  # (num_particles, dim)
     velocity: Array  # (num_particles, dim)
-    force: Array  # (num_particles, dim)
+    push: Push
 
 
-def force(kernel: Kernel, gradient: Array) -> Array:
+def push(kernel: Kernel, gradient: Array) -> Push:
     """Return the force on whitened particles, finite whatever the gradient is."""
     factor = kernel.factor
     pulled = gradient @ factor if factor.ndim == 2 else gradient * factor
-    limit = kernel.force_limit
-    return jnp.clip(jnp.nan_to_num(pulled, posinf=limit, neginf=-limit), -limit, limit)
+    force = jnp.clip(jnp.nan_to_num(pulled), -_LARGEST, _LARGEST)
+    mean_square = jnp.mean(force**2, -1, keepdims=True)
+    share = jnp.minimum(1.0, kernel.force_limit**2 / jnp.maximum(mean_square, 1e-30))
+    return Push(force, kernel.step_size * share)
 
 
 def move(rng_key: PRNGKey, kernel: Kernel, position: Array, gradient: Array) -> Move:
     """Draw the next position of each particle."""
-    h, factor = kernel.step_size, kernel.factor
-    pulled = force(kernel, gradient)
+    driven = push(kernel, gradient)
     noise = random.normal(rng_key, position.shape, position.dtype)
-    velocity = -h * pulled + jnp.sqrt(2 * h) * noise
+    velocity = -driven.step_size * driven.force + jnp.sqrt(2 * driven.step_size) * noise
+    factor = kernel.factor
     step = velocity @ factor.T if factor.ndim == 2 else velocity * factor
-    return Move(position + kernel.shift + step, velocity, pulled)
+    return Move(position + kernel.shift + step, velocity, driven)
 
 
 def work(kernel: Kernel, moved: Move, new_gradient: Array) -> Array:
     """Return what the move adds to the log-weight beside the change of potential."""
-    new_force = force(kernel, new_gradient)
-    along = jnp.sum(moved.velocity * (moved.force + new_force), -1)
-    ends = jnp.sum((moved.force - new_force) * (moved.force + new_force), -1)
-    return 0.5 * along + 0.25 * kernel.step_size * ends
+    (p, h), (new_p, new_h) = moved.push, push(kernel, new_gradient)
+    v = moved.velocity
+    terms = 0.5 * v * (p + new_p) + 0.25 * (h * p**2 - new_h * new_p**2)
+    terms += 0.25 * v**2 * (1 / h - 1 / new_h) + 0.5 * jnp.log(h / new_h)
+    return jnp.sum(terms, -1)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
-from numpyro.distributions import biject_to, constraints
+from numpyro.distributions import ImproperUniform, biject_to, constraints
 from numpyro.infer.util import potential_energy
 from numpyro.primitives import Messenger
 
@@ -237,7 +237,29 @@ def run_once(
     kwargs: dict[str, Any],
 ) -> Trace:
     """Run the model as it is, latents drawn from the prior."""
-    return dict(handlers.trace(handlers.seed(model, rng_key)).get_trace(*args, **kwargs))
+    feasible = handlers.substitute(model, substitute_fn=_improper_value)
+    seeded = handlers.seed(feasible, rng_key)
+    return dict(handlers.trace(seeded).get_trace(*args, **kwargs))
+
+
+def base_distribution(fn: Any) -> Any:
+    """Return what a distribution wraps."""
+    while type(fn).__name__ in (
+        "Independent",
+        "ExpandedDistribution",
+        "MaskedDistribution",
+    ):
+        fn = fn.base_dist
+    return fn
+
+
+def _improper_value(site: dict[str, Any]) -> Any:
+    """Return a feasible value where a prior cannot be drawn from, to refuse it later."""
+    if site["type"] != "sample" or site["is_observed"]:
+        return None
+    if not isinstance(base_distribution(site["fn"]), ImproperUniform):
+        return None
+    return site["fn"].support.feasible_like(jnp.zeros(site["fn"].shape()))
 
 
 def lay_out(

@@ -120,6 +120,8 @@ def _gaussian_of(guide: Any, guide_params: dict[str, Array], layout: Layout) -> 
         return Gaussian(posterior.loc, jnp.linalg.cholesky(posterior.covariance_matrix))
     if hasattr(posterior, "base_dist") and hasattr(posterior.base_dist, "scale"):
         return Gaussian(posterior.base_dist.loc, posterior.base_dist.scale)
+    if type(posterior).__name__ == "Normal":
+        return Gaussian(posterior.loc, posterior.scale)
     raise ValueError(
         f"The guide {type(guide).__name__} is not Gaussian, and a reference must be drawn "
         "from and its density known in closed form here. Use AutoLaplaceApproximation, "

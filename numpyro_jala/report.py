@@ -192,7 +192,9 @@ def doubts(run: Run) -> list[str]:
             f"The effective sample size collapsed: its median at the end is "
             f"{found['ess']:.2f} of an island. Take more particles or a smaller step_size."
         )
-    if found["rhat"] > 1.2:
+    # With few effective draws the means of islands differ by chance alone.
+    chance = 4 / (found["ess"] * run.fixed.settings.num_particles)
+    if found["rhat"] ** 2 - 1 > 0.3 + chance:
         said.append(
             f"The islands disagree (r-hat {found['rhat']:.2f}): the particles have not "
             "mixed, or the posterior has several modes. Do not trust the log-evidence; "
@@ -209,8 +211,11 @@ def doubts(run: Run) -> list[str]:
             "the log-evidence and its standard error are not to be trusted."
         )
     gap = abs(found["recursive_log_evidence"] - found["log_evidence"])
-    spread = np.hypot(found["recursive_log_evidence_sd"], found["log_evidence_se"])
-    if run.fixed.settings.num_islands > 1 and gap > 2 + 4 * spread:
+    islands = run.fixed.settings.num_islands
+    error = np.hypot(
+        found["recursive_log_evidence_sd"] / islands**0.5, found["log_evidence_se"]
+    )
+    if islands > 1 and gap > 1.5 + 2 * error:
         said.append(
             f"The log-evidence along the path, {found['recursive_log_evidence']:.2f}, and "
             f"the one estimated afresh, {found['log_evidence']:.2f}, disagree beyond their "

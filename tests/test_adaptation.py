@@ -1,0 +1,151 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import random
+
+from numpyro_jala import adaptation, tempering, transport
+from numpyro_jala.smc import Cloud
+from numpyro_jala.weights import conditional_fraction, normalise
+
+WEIGHT = normalise(random.normal(random.key(0), (4, 50)))
+POSITION = random.normal(random.key(1), (4, 50, 3)) @ jnp.array(
+    [[1.0, 0.5, 0.0], [0.0, 2.0, 1.0], [0.0, 0.0, 0.3]]
+) + jnp.array([100.0, 0.0, -3.0])
+
+
+def by_hand(island):
+    keep = [j for j in range(4) if j != island]
+    rows = np.asarray(POSITION, float)[keep].reshape(-1, 3)
+    share = np.asarray(WEIGHT, float)[keep].reshape(-1) / 3
+    return np.cov(rows.T, aweights=share, ddof=0)
+
+
+def test_an_island_learns_its_covariance_from_the_others():
+    found = adaptation.others_covariance(WEIGHT, POSITION, POSITION)
+    variance = adaptation.others_variance(WEIGHT, POSITION)
+    for island in range(4):
+        np.testing.assert_allclose(found[island], by_hand(island), rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(variance[island], np.diag(by_hand(island)), rtol=1e-3)
+
+
+def test_what_an_island_learns_does_not_depend_on_its_own_particles():
+    moved = POSITION.at[2].multiply(7.0).at[2].add(5.0)
+    for dense in (True, False):
+        before = adaptation.others_factor(WEIGHT, POSITION, dense)
+        after = adaptation.others_factor(WEIGHT, moved, dense)
+        np.testing.assert_allclose(after[2], before[2], rtol=2e-3, atol=2e-3)
+        assert not np.allclose(after[1], before[1], rtol=0.05)
+    slope = random.normal(random.key(2), (4, 50))
+    hold, rest = jnp.asarray(False), jnp.zeros((4, 50))
+    now = jnp.full(4, 0.1)
+    first = tempering.next_temperature(now, WEIGHT, 1e3 * slope, rest, hold)
+    other = tempering.next_temperature(
+        now, WEIGHT, 1e3 * slope.at[1].multiply(9), rest, hold
+    )
+    assert first[1] == other[1] and first[0] != other[0]
+
+
+def test_a_dead_island_is_not_asked():
+    weight = WEIGHT.at[3].set(0.0)
+    found = adaptation.others_covariance(weight, POSITION, POSITION)[0]
+    rows = np.asarray(POSITION, float)[1:3].reshape(-1, 3)
+    share = np.asarray(WEIGHT, float)[1:3].reshape(-1) / 2
+    np.testing.assert_allclose(found, np.cov(rows.T, aweights=share, ddof=0), rtol=2e-3)
+
+
+def test_many_draws_are_hardly_shrunk_and_few_are():
+    covariance = jnp.array([[4.0, 1.2], [1.2, 1.0]])
+    factor = adaptation.shrunk_factor(covariance, 1e6)
+    np.testing.assert_allclose(factor @ factor.T, covariance, rtol=1e-4)
+    factor = adaptation.shrunk_factor(covariance, 2.0)
+    np.testing.assert_allclose((factor @ factor.T)[0, 1], 0.6, rtol=1e-4)
+
+
+def test_the_step_size_shrinks_where_weights_vary_and_grows_where_not():
+    noise = random.normal(random.key(0), (2, 500))
+    increment = noise * jnp.array([[1.0], [0.01]])
+    weight = jnp.full((2, 500), 1 / 500)
+    vote = adaptation.step_size_vote(jnp.log(jnp.full(2, 0.1)), weight, increment)
+    assert vote[0] < jnp.log(0.1) < vote[1]
+    target = noise * jnp.sqrt(adaptation.MOVE_VARIANCE)
+    vote = adaptation.step_size_vote(jnp.log(jnp.full(2, 0.1)), weight, target)
+    np.testing.assert_allclose(vote, np.log(0.1), atol=0.02)
+
+
+def test_a_gaussian_bears_its_step_size():
+    dim, num = 20, 4_000
+    h = adaptation.gaussian_step_size(dim)
+    assert adaptation.first_step_size(dim) < 0.1 * h
+    before = random.normal(random.key(0), (num, dim))
+    noise = random.normal(random.key(1), (num, dim))
+    after = (1 - h) * before + jnp.sqrt(2 * h) * noise
+    increment = h / 4 * (jnp.sum(before**2, -1) - jnp.sum(after**2, -1))
+    variance = float(jnp.var(increment))
+    assert 0.5 * adaptation.MOVE_VARIANCE < variance < 1.5 * adaptation.MOVE_VARIANCE
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6, 1e-3])
+def test_an_increment_of_the_temperature_costs_what_it_may(scale):
+    slope = scale * random.normal(random.key(0), (1, 5_000)) ** 2
+    weight = jnp.full((1, 5_000), 1 / 5_000)
+    found = jnp.exp(tempering.longest_increment(weight, slope, 0 * slope))
+    left = conditional_fraction(weight, -found[:, None] * slope)
+    cost = float(1 - left[0])
+    assert cost <= tempering.DROP + 1e-6
+    assert cost > tempering.DROP / 4 or found[0] == 1.0
+
+
+def test_parameters_may_pay_for_the_temperature():
+    slope = 1e3 * random.normal(random.key(0), (1, 2_000))
+    weight = jnp.full((1, 2_000), 1 / 2_000)
+    alone = tempering.longest_increment(weight, slope, 0 * slope)
+    helped = tempering.longest_increment(weight, slope, -0.01 * slope)
+    assert helped > alone
+
+
+def gaussian_cloud(factor):
+    """A Gaussian whose mean moves by `drift` and whose precision is known."""
+    precision = jnp.linalg.inv(factor @ factor.T)
+    mean, drift = jnp.array([3.0, -1.0, 0.5]), jnp.array([0.5, 2.0, -1.0])
+    position = mean + random.normal(random.key(5), (4, 200, 3)) @ factor.T
+    gradient = (position - mean) @ precision
+    rate = -(position - mean) @ precision @ drift + 0.7
+    zero = jnp.zeros((4, 200))
+    return Cloud(position, zero, zero, gradient, zero, jnp.zeros(4)), rate[..., None], drift
+
+
+def test_following_a_gaussian_is_free_and_keeps_the_mean_of_the_rate():
+    factor = jnp.array([[1.0, 0.0, 0.0], [0.5, 0.8, 0.0], [-0.3, 0.2, 0.4]])
+    cloud, rate, drift = gaussian_cloud(factor)
+    weight = normalise(cloud.log_weight)
+    factors = jnp.tile(factor, (4, 1, 1))
+    last = jnp.zeros((4, 3, 1))
+    found = transport.learn(weight, cloud, rate, factors, last, 0.0)
+    np.testing.assert_allclose(found.shift[..., 0], jnp.tile(-drift, (4, 1)), rtol=1e-2)
+    assert float(jnp.var(found.rate)) < 1e-4 * float(jnp.var(rate))
+    np.testing.assert_allclose(found.rate.mean(), 0.7, atol=1e-3)
+
+
+def test_without_a_regression_the_mean_moves_by_the_covariance():
+    factor = jnp.diag(jnp.array([1.0, 0.5, 2.0]))
+    cloud, rate, drift = gaussian_cloud(factor)
+    weight = normalise(cloud.log_weight)
+    found = transport.learn(
+        weight, cloud, rate, jnp.ones((4, 3)), jnp.zeros((4, 3, 1)), 0.0
+    )
+    np.testing.assert_allclose(found.learned[..., 0], jnp.tile(-drift, (4, 1)), atol=0.9)
+    assert float(jnp.var(found.rate)) < 0.2 * float(jnp.var(rate))
+    kept = transport.learn(weight, cloud, rate, jnp.ones((4, 3)), found.learned, 0.75)
+    np.testing.assert_allclose(kept.learned, found.learned, rtol=1e-4)
+    half = transport.learn(weight, cloud, rate, jnp.ones((4, 3)), 0 * found.learned, 0.75)
+    np.testing.assert_allclose(half.learned, 0.25 * found.learned, rtol=1e-4)
+
+
+def test_a_shift_that_costs_more_than_it_saves_is_not_taken():
+    cloud, _, _ = gaussian_cloud(jnp.eye(3))
+    noise = random.normal(random.key(9), (4, 200, 1))
+    weight = normalise(cloud.log_weight)
+    wrong = jnp.full((4, 3, 1), 5.0)
+    found = transport.learn(weight, cloud, noise, jnp.ones((4, 3)), wrong, 1.0)
+    assert (found.shift == 0).all()
+    np.testing.assert_array_equal(found.rate, noise)

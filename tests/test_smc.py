@@ -1,0 +1,162 @@
+"""The engine on targets with exact answers, neither symmetric nor centred."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import random
+
+from numpyro_jala import langevin, smc
+from numpyro_jala.langevin import Kernel
+from numpyro_jala.resampling import systematic
+from numpyro_jala.smc import Target
+from tests.tools import assert_mean
+
+NUM_STEPS, NUM_PARTICLES = 4, 16
+SLANT = jnp.array([0.8, -0.3])
+FACTORS = {
+    "dense": jnp.array([[0.8, 0.0], [0.4, 0.6]]),
+    "diagonal": jnp.array([0.9, 0.5]),
+    "none": jnp.array(0.7),
+}
+
+
+def potential(params, temperature, x):
+    """From a wide normal to the density of logs of gamma variables: skewed."""
+    wide = 0.5 * jnp.sum(x**2) / 4 + jnp.log(2 * jnp.pi * 4)
+    shape = jnp.exp(params) + 2
+    skewed = jnp.sum(jnp.exp(x) - shape * x) + jnp.sum(SLANT * x)
+    return (1 - temperature) * wide + temperature * skewed
+
+
+def exact_evidence(params):
+    return np.prod(
+        [
+            np.exp(jax.lax.lgamma(float(np.exp(p)) + 2 - float(s)))
+            for p, s in zip(np.asarray(params), np.asarray(SLANT), strict=True)
+        ]
+    )
+
+
+def walk(rng_key, factor, step_size, shift, limit, threshold):
+    start_key, *keys = random.split(rng_key, 1 + NUM_STEPS)
+    position = 2 * random.normal(start_key, (1, NUM_PARTICLES, 2))
+    params = jnp.array([0.3, -0.2])
+    found, _ = smc.evaluate(potential, Target(params, jnp.zeros(1)), position, True)
+    cloud = smc.start(position, found, jnp.zeros(()))
+    one = lambda value: jnp.asarray(value)[None]  # noqa: E731
+    for i, key in enumerate(keys):
+        params = params + jnp.array([0.05, -0.1])
+        temperature = jnp.full((1,), (i + 1) / NUM_STEPS)
+        kernel = Kernel(one(step_size), one(factor), one(shift), one(limit))
+        move_key, resample_key = random.split(key)
+        target = Target(params, temperature)
+        cloud, _, _ = smc.step(
+            move_key, cloud, kernel, lambda x, t=target: smc.evaluate(potential, t, x, True)
+        )
+        cloud, _ = smc.resample(resample_key, cloud, systematic, threshold)
+    weight = jnp.exp(cloud.log_evidence + cloud.log_weight[0])
+    mean = jnp.mean(weight)
+    return mean, jnp.mean(weight * cloud.position[0, :, 0]), params
+
+
+@pytest.mark.parametrize(
+    ("kind", "step_size", "shift", "limit", "threshold"),
+    [
+        ("none", 0.05, (0.0, 0.0), np.inf, 0.0),
+        ("dense", 0.3, (0.0, 0.0), np.inf, 0.6),
+        ("diagonal", 0.1, (0.05, -0.1), 1.5, 1.0),
+        ("dense", 0.05, (0.05, 0.05), 1.0, 0.7),
+    ],
+)
+def test_evidence_and_moments_are_unbiased(kind, step_size, shift, limit, threshold):
+    arguments = (FACTORS[kind], step_size, jnp.array(shift), limit, threshold)
+    run = jax.jit(jax.vmap(lambda key: walk(key, *arguments)))
+    mean, moment, params = run(random.split(random.key(4), 40_000))
+    exact = exact_evidence(params[0])
+    assert_mean(mean / exact, 1.0, resolution=0.025)
+    expected = jax.scipy.special.digamma(jnp.exp(params[0, 0]) + 2 - SLANT[0])
+    assert_mean(moment / exact, float(expected), resolution=0.035)
+
+
+def test_the_move_has_the_drift_and_the_noise_of_langevin():
+    kernel = Kernel(0.2, FACTORS["dense"], jnp.array([1.0, 2.0]), jnp.inf)
+    gradient = jnp.tile(jnp.array([0.5, -1.5]), (200_000, 1))
+    moved = langevin.move(random.key(0), kernel, jnp.zeros_like(gradient), gradient)
+    metric = FACTORS["dense"] @ FACTORS["dense"].T
+    expected = jnp.array([1.0, 2.0]) - 0.2 * metric @ gradient[0]
+    for axis in range(2):
+        assert_mean(moved.position[:, axis], float(expected[axis]), resolution=0.01)
+    np.testing.assert_allclose(np.cov(moved.position.T), 0.4 * metric, atol=0.005)
+
+
+def test_a_strong_force_shortens_the_step_and_nan_is_harmless():
+    kernel = Kernel(0.1, jnp.array(1.0), jnp.zeros(2), jnp.array(2.0))
+    gradient = jnp.array([[1.5, -2.0], [-70.0, 10.0], [jnp.nan, 1.0], [jnp.inf, 0.0]])
+    found = langevin.push(kernel, gradient)
+    np.testing.assert_allclose(found.step_size[:2, 0], [0.1, 0.1 * 4 / 2500], rtol=1e-5)
+    assert np.isfinite(found.force).all() and found.step_size[3, 0] > 0
+    free = langevin.push(kernel._replace(force_limit=jnp.inf), gradient[:2])
+    np.testing.assert_allclose(free.step_size, 0.1)
+
+
+def test_resampling_settles_the_mean_weight_and_keeps_the_evidence():
+    position = jnp.arange(8.0).reshape(2, 4, 1)
+    log_weight = jnp.log(jnp.array([[0.1, 0.2, 0.3, 3.4], [1.0, 1.0, 1.0, 1.1]]))
+    rows = position[..., 0]
+    cloud = smc.Cloud(position, log_weight, rows, position, rows, jnp.array([0.5, -1.0]))
+    new, due = smc.resample(random.key(0), cloud, systematic, 0.5)
+    np.testing.assert_array_equal(due, [True, False])
+    np.testing.assert_allclose(smc.log_evidence(new), smc.log_evidence(cloud), rtol=1e-6)
+    assert (new.log_weight[0] == 0).all()
+    assert (new.log_weight[1] == log_weight[1]).all()
+    for field in (new.position[..., 0], new.gradient[..., 0], new.potential, new.slope):
+        np.testing.assert_array_equal(field, new.potential)
+    assert (new.potential[0] == 3).sum() >= 3
+
+
+def test_a_particle_that_leaves_the_support_dies_and_the_rest_live():
+    def cliff(params, temperature, x):
+        return jnp.where(x[0] > 0, -jnp.log(x[0]) + x[0], jnp.nan)
+
+    target = Target(jnp.zeros(0), jnp.ones(1))
+    position = jnp.array([[[0.01], [2.0], [3.0]]])
+    found, _ = smc.evaluate(cliff, target, position, True)
+    cloud = smc.start(position, found, jnp.zeros(()))
+    kernel = Kernel(
+        jnp.array([1e-6]), jnp.ones(1), jnp.array([[-0.5]]), jnp.array([jnp.inf])
+    )
+    new, _, info = smc.step(
+        random.key(0), cloud, kernel, lambda x: smc.evaluate(cliff, target, x, True)
+    )
+    assert np.isneginf(new.log_weight[0, 0]) and np.isfinite(new.log_weight[0, 1:]).all()
+    assert info.died == 1 and np.isfinite(new.position).all()
+
+
+def test_pull_back_of_weights_is_the_weighted_sum_of_scores():
+    target = Target(jnp.array([0.3, -0.2]), jnp.array([0.4, 1.0]))
+    position = random.normal(random.key(0), (2, 5, 2))
+    weight = random.uniform(random.key(1), (2, 5))
+    each, summed = smc.evaluate(potential, target, position, True)
+    pooled, pull = smc.evaluate(potential, target, position, False)
+    np.testing.assert_allclose(pull(weight), summed(weight), rtol=1e-5)
+    np.testing.assert_allclose(each.gradient, pooled.gradient, rtol=1e-5)
+    by_hand = jax.grad(
+        lambda p: sum(
+            weight[j, i] * potential(p, target.temperature[j], position[j, i])
+            for j in range(2)
+            for i in range(5)
+        )
+    )(target.params)
+    np.testing.assert_allclose(summed(weight), by_hand, rtol=1e-5)
+    slope = potential(0, 1.0, position[0, 0]) - potential(0, 0.0, position[0, 0])
+    change = potential(target.params, 1.0, position[0, 0]) - potential(
+        target.params, 0.0, position[0, 0]
+    )
+    assert slope != change
+    np.testing.assert_allclose(each.slope[0, 0], change, rtol=1e-5)
+
+
+def test_no_key_is_used_twice():
+    with jax.debug_key_reuse(True):
+        walk(random.key(0), FACTORS["dense"], 0.1, jnp.zeros(2), 3.0, 0.5)
