@@ -20,8 +20,14 @@ _CAUTION = 0.01
 
 
 def others(values: Array) -> Array:
-    """Sum over the islands (leading axis) that are not this one."""
-    return values.sum(0) - values
+    """Sum over the islands (leading axis) that are not this one.
+
+    Not as a difference to the sum over all, whose rounding would carry a trace of it.
+    """
+    num_islands = values.shape[0]
+    mask = ~jnp.eye(num_islands, dtype=bool)
+    mask = mask.reshape(mask.shape + (1,) * (values.ndim - 1))
+    return jnp.sum(jnp.where(mask, values, 0), axis=1)
 
 
 def others_mean(values: Array, alive: Array) -> Array:

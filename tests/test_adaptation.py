@@ -29,7 +29,7 @@ def test_an_island_learns_its_covariance_from_the_others():
 
 
 def test_what_an_island_learns_does_not_depend_on_its_own_particles():
-    moved = POSITION.at[2].multiply(7.0).at[2].add(5.0)
+    moved = POSITION.at[2].add(3.0 * POSITION[2] - 3.0 * POSITION[2].mean(0) + 2.0)
     for dense in (True, False):
         before = adaptation.others_factor(WEIGHT, POSITION, dense)
         after = adaptation.others_factor(WEIGHT, moved, dense)

@@ -15,7 +15,8 @@ from jax import random
 from numpyro.infer import Predictive
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoLaplaceApproximation
 
-from numpyro_jala import JALAEM, report
+from numpyro_jala import JALAEM, report, stages
+from numpyro_jala.state import ASCEND
 from tests.tools import (
     SCHOOLS,
     assert_mean,
@@ -120,7 +121,8 @@ RESUME = """
 import sys, jax, numpy as np
 from jax import random
 sys.path.insert(0, {root!r})
-from numpyro_jala import JALAEM, report
+from numpyro_jala import JALAEM, report, stages
+from numpyro_jala.state import ASCEND
 from tests.tools import SCHOOLS, normal_means
 jala = JALAEM(normal_means, num_particles=64)
 path = {path!r}
@@ -288,7 +290,7 @@ def test_a_step_traces_the_model_once():
     jala = JALAEM(model, optax.adam(0.01), num_particles=32)
     state = jax.eval_shape(lambda key: jala.init(key, SCHOOLS), random.key(0))
     fixed = next(iter(jala._fixed.values()))
-    from numpyro_jala import path, stages
+    from numpyro_jala import path
 
     def step(state):
         problem = stages.problem_of(fixed, stages.Data([jnp.asarray(SCHOOLS)], None))
@@ -335,6 +337,37 @@ def said(jala, num_steps, *args, **kwargs):
         warnings.simplefilter("always")
         jala.run(random.key(0), num_steps, *args, progress_bar=False, **kwargs)
     return " ".join(str(warning.message) for warning in caught)
+
+
+def test_an_interrupted_run_ends_with_what_is_there(means, monkeypatch):
+    walk, calls = means._walk, []
+
+    def interrupted(run, state, stage, *rest):
+        calls.append(stage)
+        if calls.count(ASCEND) == 2 and stage == ASCEND:
+            raise KeyboardInterrupt
+        return walk(run, state, stage, *rest)
+
+    monkeypatch.setattr(means, "_walk", interrupted)
+    assert "Interrupted after 20 of 60" in said(means, 60, SCHOOLS)
+    assert int(means.last_state.num_steps) == 20 and np.isfinite(means.log_evidence)
+
+
+def test_when_all_particles_die_the_last_good_state_is_kept(means, monkeypatch):
+    good, walk = [], stages.walk
+
+    def deadly(fixed, data, state, *rest):
+        new, infos, count = walk(fixed, data, state, *rest)
+        if len(good) == 3:
+            dead = jnp.full_like(new.cloud.log_weight, -jnp.inf)
+            return new._replace(cloud=new.cloud._replace(log_weight=dead)), infos, count
+        good.append(new)
+        return new, infos, count
+
+    monkeypatch.setattr(stages, "walk", deadly)
+    with pytest.raises(RuntimeError, match="kept in last_state"):
+        means.run(random.key(0), 200, SCHOOLS, progress_bar=False)
+    assert means.last_state is good[-1]
 
 
 def test_doubts_are_said():
