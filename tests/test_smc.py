@@ -102,7 +102,7 @@ def test_a_strong_force_shortens_the_step_and_nan_is_harmless():
 
 def test_resampling_settles_the_mean_weight_and_keeps_the_evidence():
     position = jnp.arange(8.0).reshape(2, 4, 1)
-    log_weight = jnp.log(jnp.array([[0.1, 0.2, 0.3, 3.4], [1.0, 1.0, 1.0, 1.1]]))
+    log_weight = jnp.log(jnp.array([[0.1, 0.2, 0.3, 5.4], [1.0, 1.0, 1.0, 1.1]]))
     rows = position[..., 0]
     cloud = smc.Cloud(position, log_weight, rows, position, rows, jnp.array([0.5, -1.0]))
     new, due = smc.resample(random.key(0), cloud, systematic, 0.5)
