@@ -164,7 +164,7 @@ def to_inference_data(
         warnings.simplefilter("ignore", FutureWarning)
         import arviz
     found, attrs = groups(run, samples, constrain), _attrs(run)
-    if hasattr(arviz, "InferenceData"):
+    if arviz.__version__.startswith("0."):
         return arviz.InferenceData(attrs=attrs, warn_on_custom_groups=False, **found)
     tree = xr.DataTree.from_dict({f"/{name}": data for name, data in found.items()})
     tree.attrs = attrs

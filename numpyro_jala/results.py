@@ -22,7 +22,8 @@ class Results:
     model: Callable[..., Any]
     num_particles: int
     num_islands: int
-    thinning = 1  # what ArviZ's converter asks of an MCMC
+    thinning = 1  # what ArviZ 0.x asks of an MCMC
+    sample_dims = ["sample"]  # what ArviZ 1.x asks of any sampler
     _run: report.Run | None = None
 
     @property
@@ -112,6 +113,15 @@ class Results:
     def num_samples(self) -> int:
         """Draws in a chain."""
         return self.num_particles // self.num_islands
+
+    @property
+    def sample_shape(self) -> tuple[int]:
+        """The leading axis of ``get_samples``, which ArviZ 1.x calls ``sample``."""
+        return (self.num_particles,)
+
+    def get_sample_stats(self) -> dict[str, np.ndarray]:
+        """Return nothing: ``to_inference_data`` holds the statistics of a run."""
+        return {}
 
     @property
     def sampler(self) -> Any:

@@ -84,7 +84,7 @@ def test_a_gaussian_bears_its_step_size():
     assert 0.5 * adaptation.MOVE_VARIANCE < variance < 1.5 * adaptation.MOVE_VARIANCE
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e6, 1e-3])
+@pytest.mark.parametrize("scale", [1.0, 1.15, 1.35, 1.5, 1e6, 1e-3])
 def test_an_increment_of_the_temperature_costs_what_it_may(scale):
     slope = scale * random.normal(random.key(0), (1, 5_000)) ** 2
     weight = jnp.full((1, 5_000), 1 / 5_000)
@@ -93,6 +93,14 @@ def test_an_increment_of_the_temperature_costs_what_it_may(scale):
     cost = float(1 - left[0])
     assert cost <= tempering.DROP + 1e-6
     assert cost > tempering.DROP / 4 or found[0] == 1.0
+
+
+def test_weights_fall_where_the_slope_is_large():
+    slope = random.normal(random.key(0), (1, 5_000)) ** 4
+    weight = jnp.full((1, 5_000), 1 / 5_000)
+    bounded = tempering.longest_increment(weight, slope, 0 * slope)
+    explosive = tempering.longest_increment(weight, -slope, 0 * slope)
+    assert bounded > explosive
 
 
 def test_parameters_may_pay_for_the_temperature():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from jax import random
 
+from numpyro_jala import resampling
 from numpyro_jala.resampling import SCHEMES
 from tests.tools import assert_mean
 
@@ -52,6 +53,11 @@ def test_variance_of_the_number_of_copies_orders_the_schemes(drawn):
         np.testing.assert_allclose(variance, most, rtol=0.05)
     else:
         assert least * 0.95 < variance < most
+
+
+def test_a_point_on_an_edge_belongs_to_the_living_particle_above_it():
+    weight, points = jnp.array([0.0, 0.5, 0.5]), jnp.array([0.0, 0.5, 1.0])
+    np.testing.assert_array_equal(resampling._invert(weight, points), [1, 2, 2])
 
 
 def test_a_single_survivor_takes_all_in_every_scheme():

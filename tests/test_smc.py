@@ -107,6 +107,7 @@ def test_resampling_settles_the_mean_weight_and_keeps_the_evidence():
     cloud = smc.Cloud(position, log_weight, rows, position, rows, jnp.array([0.5, -1.0]))
     new, due = smc.resample(random.key(0), cloud, systematic, 0.5)
     np.testing.assert_array_equal(due, [True, False])
+    np.testing.assert_allclose(smc.log_evidence(cloud)[0], 0.5 + np.log(1.5), rtol=1e-5)
     np.testing.assert_allclose(smc.log_evidence(new), smc.log_evidence(cloud), rtol=1e-6)
     assert (new.log_weight[0] == 0).all()
     assert (new.log_weight[1] == log_weight[1]).all()
