@@ -56,7 +56,9 @@ def _param_leaves(values: dict[str, Any]) -> dict[str, np.ndarray]:
 
 def _stage_fields(info: Info) -> dict[str, Any]:
     evidence = np.asarray(log_mean_exp(info.log_evidence))
-    spread = np.exp(info.log_evidence - evidence[:, None])
+    # Where no particle lives the evidence is zero and its logarithm minus infinity.
+    known = np.where(np.isfinite(evidence), evidence, 0.0)
+    spread = np.exp(info.log_evidence - known[:, None])
     num_islands = spread.shape[1]
     error = (
         spread.std(1, ddof=1) / np.sqrt(num_islands) if num_islands > 1 else 0 * evidence

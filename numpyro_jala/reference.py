@@ -174,7 +174,7 @@ def _find_mode(potential: Any, position: Array) -> tuple[Array, Array, Array]:
             jnp.where(better, there, here),
             jnp.where(better, new, value),
             jnp.where(better, damping / 5, damping * 4),
-            0.5 * gradient @ step,  # what the step promised
+            jnp.maximum(jnp.abs(gradient @ step), jnp.where(better, value - new, 0.0)),
             count + 1,
         )
 

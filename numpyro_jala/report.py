@@ -166,6 +166,7 @@ def diagnostics(run: Run) -> dict[str, float]:
     at_end = rows[-1].ess if rows else np.ones((1, 1))
     weight = np.asarray(normalise(result.log_weight))
     recursive = np.asarray(result.recursive, float)
+    recursive = recursive[np.isfinite(recursive)]  # an island may have died
     return {
         "log_evidence": log_evidence,
         "log_evidence_se": error,
@@ -193,7 +194,7 @@ def doubts(run: Run) -> list[str]:
             f"{found['ess']:.2f} of an island. Take more particles or a smaller step_size."
         )
     # With few effective draws the means of islands differ by chance alone.
-    chance = 4 / (found["ess"] * run.fixed.settings.num_particles)
+    chance = 4 / (max(found["ess"], 1e-3) * run.fixed.settings.num_particles)
     if found["rhat"] ** 2 - 1 > 0.3 + chance:
         said.append(
             f"The islands disagree (r-hat {found['rhat']:.2f}): the particles have not "
