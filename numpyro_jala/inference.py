@@ -182,7 +182,7 @@ class JALAEM(Results):
         if init_state is None:
             given = (init_particles, init_log_evidence)
             state = self._begin(start_key, fixed, data, init_params, *given)
-            self._check_alive_start(fixed, data, state, trace)
+            self._check_alive_start(state, trace)
             state = self._anneal(run, state, progress_bar)
         else:
             state = init_state
@@ -265,9 +265,7 @@ class JALAEM(Results):
         known = jnp.asarray(0.0 if log_evidence is None else log_evidence, params.dtype)
         return stages.start_given(fixed, rng_key, data, params, given, known)
 
-    def _check_alive_start(
-        self, fixed: Fixed, data: Data, state: State, trace: Trace
-    ) -> None:
+    def _check_alive_start(self, state: State, trace: Trace) -> None:
         if not bool(jnp.isfinite(state.cloud.log_weight).any()):
             raise ValueError(
                 "No particle has a finite log-density at the start. "
