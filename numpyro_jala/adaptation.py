@@ -6,17 +6,18 @@ other particles does not. So each island casts a vote, and follows the votes of 
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.special import ndtri
 
 from numpyro_jala._typing import Array
 from numpyro_jala.weights import conditional_fraction
 
 #: Variance of the log-weights that one move at a fixed target may cause.
 MOVE_VARIANCE = 0.1
+#: A Metropolis test bears a step that is this much longer.
+TEST_STRETCH = 2.0
 #: In whitened coordinates a step size of one forgets a Gaussian at once.
 LARGEST_STEP = 0.6
 _VOTE_RATE = 0.3
-#: Draws from the reference need not move at once, and a stiff corner bears little.
-_CAUTION = 0.01
 
 
 def others(values: Array) -> Array:
@@ -106,19 +107,20 @@ def gaussian_step_size(dim: int) -> float:
     return float(min(LARGEST_STEP, (2 * MOVE_VARIANCE / dim) ** (1 / 3)))
 
 
-def first_step_size(dim: int) -> float:
-    """Return a step size to start from, well below what a Gaussian bears."""
-    return _CAUTION * gaussian_step_size(dim)
+def weight_variance(weight: Array, increment: Array) -> Array:
+    """Return the variance of log-weights that increments cause, for each island."""
+    return -jnp.log(jnp.clip(conditional_fraction(weight, increment), 1e-3, 1.0))
 
 
-def step_size_vote(log_step_size: Array, weight: Array, increment: Array) -> Array:
-    """Move each island's wish for the step size towards the variance it can bear.
+def refusal_variance(weight: Array, increment: Array) -> Array:
+    """Return the variance of log-ratios at which as many tests would be passed."""
+    passed = jnp.sum(weight * jnp.exp(jnp.minimum(increment, 0.0)), -1)
+    return 4 * ndtri(0.5 * jnp.clip(passed, 1e-6, 1.0)) ** 2
 
-    ``increment`` is the change of the log-weights that the move alone has caused, and
-    ``weight`` the weights before it.
-    """
-    variance = -jnp.log(jnp.clip(conditional_fraction(weight, increment), 1e-3, 1.0))
+
+def step_size_vote(log_step_size: Array, variance: Array, allowed: Array) -> Array:
+    """Move each island's wish for the step size towards the variance it can bear."""
     # The variance grows with the cube of the step size.
-    wish = jnp.log(MOVE_VARIANCE / jnp.maximum(variance, 1e-12)) / 3
-    new = log_step_size + _VOTE_RATE * jnp.clip(wish, -1.0, 1.0)
+    wish = jnp.log(allowed / jnp.maximum(variance, 1e-12)) / 3
+    new = log_step_size + _VOTE_RATE * jnp.clip(wish, -2.0, 1.0)
     return jnp.minimum(new, jnp.log(LARGEST_STEP))

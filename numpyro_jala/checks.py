@@ -9,9 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import Delta, ImproperUniform, MaskedDistribution
 
+from numpyro_jala._typing import Array
 from numpyro_jala.model import Trace, base_distribution, latent_sites
 from numpyro_jala.resampling import SCHEMES
 
+#: Share of equal draws that is not chance, even in single precision.
+_HEAP = 0.02
 PRECONDITIONERS = ("auto", "dense", "diagonal", None)
 
 
@@ -150,6 +153,31 @@ def describe_dead_start(trace: Trace) -> str:
                 "under the starting parameters."
             )
     return "The gradient of the log-density is not finite at draws from the reference."
+
+
+def find_heaps(values: dict[str, Array]) -> dict[str, float]:
+    """Find sites many of whose prior draws lie at one value, by rounding.
+
+    Close to the edge of its support a draw is rounded to the edge, or to the last number
+    before it. A density cannot be computed beyond, and the mass there is missed.
+
+    Parameters
+    ----------
+    values
+        Unconstrained draws of each latent site, (num_draws, ...).
+
+    Returns
+    -------
+    dict
+        The site's largest share of draws that equal another one.
+    """
+    heaps = {}
+    for name, value in values.items():
+        ordered = np.sort(np.asarray(value).reshape(len(value), -1), axis=0)
+        share = np.mean(np.diff(ordered, axis=0) == 0, axis=0).max(initial=0.0)
+        if share > _HEAP:
+            heaps[name] = float(share)
+    return heaps
 
 
 def check_can_anneal(num_islands: int, preconditioner: str | None) -> None:

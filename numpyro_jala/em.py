@@ -85,6 +85,11 @@ class Newton(NamedTuple):
     last_step: Array  # (num_params,)
 
 
+def is_near(newton: Newton, change: Array, num_steps: int) -> Array:
+    """Tell whether the cloud can follow a change of the parameters in some steps."""
+    return change @ newton.missing @ change <= TRUST * num_steps**2
+
+
 def start_newton(num_params: int, dtype: Any) -> Newton:
     """Begin with no information."""
     zero = jnp.zeros((num_params, num_params), dtype)

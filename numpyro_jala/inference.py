@@ -22,7 +22,7 @@ from numpyro_jala.weights import log_mean_exp, normalise
 _MOST_ANNEALING = 5_000
 #: Rest at the estimate: steps to go there and settle, then clouds to keep, and how many
 #: steps apart.
-_SETTLE, _CLOUDS, _APART = 8, 5, 8
+_SETTLE, _CLOUDS, _APART = 8, 5, 6
 #: A covariance of the latents needs this many other particles for each of them.
 _DRAWS_PER_DIM = 8
 
@@ -183,6 +183,9 @@ class JALAEM(Results):
             given = (init_particles, init_log_evidence)
             state = self._begin(start_key, fixed, data, init_params, *given)
             self._check_alive_start(state, trace)
+            if init_particles is None and fitted.gaussian is None:
+                draws = state.cloud.position.reshape(-1, layout.dim)
+                run.heaps = checks.find_heaps(jax.vmap(layout.unravel_position)(draws))
             state = self._anneal(run, state, progress_bar)
         else:
             state = init_state
@@ -346,15 +349,20 @@ class JALAEM(Results):
 
     def _finish(self, run: report.Run, state: State) -> None:
         """Rest at the estimate and estimate the log-evidence there."""
-        averaged = run.fixed.settings.newton and int(state.num_steps) > 0
-        params = state.mean_params if averaged else state.target.params
+        params = state.target.params
+        if run.fixed.settings.newton and int(state.num_steps) > 0:
+            # While the parameters still travel, their average is a place left behind.
+            change = state.mean_params - params
+            if bool(em.is_near(state.optim_state, change, _SETTLE // 2)):
+                params = state.mean_params
         recursive = stages.log_evidence(state)
         if self.num_islands == 1:
             run.finish(state, params, evidence.unknown(1), recursive, num_draws=0)
             return
         rng_key, bridge_key = random.split(random.fold_in(state.rng_key, 1))
         state = state._replace(rng_key=rng_key)
-        state = self._walk(run, state, REST, _SETTLE, params, _SETTLE)
+        wait = _SETTLE if params.size else 0
+        state = self._walk(run, state, REST, _SETTLE, params, wait)
         clouds = []
         for _ in range(_CLOUDS):
             state = self._walk(run, state, REST, _APART, params)

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax, random
 
 from numpyro_jala import em, smc
 from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.adaptation import (
-    first_step_size,
+    MOVE_VARIANCE,
+    TEST_STRETCH,
+    gaussian_step_size,
     others_factor,
     others_mean,
+    refusal_variance,
     step_size_vote,
+    weight_variance,
 )
-from numpyro_jala.langevin import FORCE_LIMIT, Kernel
+from numpyro_jala.langevin import Kernel
 from numpyro_jala.planning import plan
 from numpyro_jala.resampling import SCHEMES
 from numpyro_jala.smc import Cloud, Target
@@ -51,7 +56,7 @@ def start(
     factor = jnp.ones((num_islands,), dtype)
     if settings.adapts:
         factor = others_factor(weight, position, settings.preconditioner == "dense")
-    size = settings.step_size or first_step_size(dim)
+    size = settings.step_size or gaussian_step_size(dim)
     num_params = target.params.size
     if settings.newton:
         optim_state: Any = em.start_newton(num_params, dtype)
@@ -80,11 +85,13 @@ def start(
     )
     is_posterior = jnp.all(target.temperature >= 1)
     stage = jnp.where(is_posterior, ASCEND, REST)
-    first, optim_state = plan(problem, settings, blank, found, score_fn, stage)
+    first, optim_state = plan(problem, settings, blank, score_fn, stage)
     return blank._replace(plan=first, optim_state=optim_state)
 
 
-def _kernel(settings: Settings, state: State, target: Target) -> tuple[Kernel, Array]:
+def _kernel(
+    settings: Settings, state: State, target: Target, stretch: Array
+) -> tuple[Kernel, Array]:
     """Return how the islands move to a target, and the change of the target."""
     temperature_change = target.temperature - state.target.temperature
     columns = [temperature_change[:, None]]
@@ -98,9 +105,9 @@ def _kernel(settings: Settings, state: State, target: Target) -> tuple[Kernel, A
     if settings.step_size is None:
         alive = jnp.isfinite(state.cloud.log_weight).any(-1)
         step_size = jnp.exp(others_mean(state.log_step_size, alive))
-    limit = FORCE_LIMIT if settings.adapts else jnp.inf
-    limits = jnp.full_like(step_size, limit)
-    return Kernel(step_size, state.factor, shift, limits), change
+    else:
+        stretch = jnp.minimum(stretch, 1.0)
+    return Kernel(stretch * step_size, state.factor, shift), change
 
 
 def step(
@@ -121,17 +128,31 @@ def step(
         At rest the parameters reach ``goal`` after ``wait`` steps.
     """
     rng_key, move_key, resample_key = random.split(state.rng_key, 3)
-    here = state.target.params
-    approach = here + (goal - here) / jnp.maximum(wait, 1)
-    params = jnp.where(stage == REST, approach, state.plan.target.params)
-    target = Target(params, state.plan.target.temperature)
-    kernel, change = _kernel(settings, state, target)
-    cloud, (found, score_fn), info = smc.step(
-        move_key, state.cloud, kernel, lambda x: _evaluate(problem, settings, target, x)
+    # Short of the ascent the particles and their target take turns: a target that moves
+    # while they stand still costs the weights least, and a target that stands still
+    # allows a Metropolis test.
+    ascending, resting = stage == ASCEND, stage == REST
+    arrived = resting & (wait <= 0)
+    standing = ~ascending & (arrived | (state.num_moves % 2 == 1))
+    here, turns = state.target.params, (wait + 1) // 2
+    approach = here + (goal - here) / jnp.maximum(turns, 1)
+    params = jnp.where(resting, approach, state.plan.target.params)
+    next_ = Target(params, state.plan.target.temperature)
+    target = jax.tree.map(lambda a, b: jnp.where(standing, a, b), state.target, next_)
+    stretch = jnp.where(ascending, 1.0, jnp.where(standing, TEST_STRETCH, 0.0))
+    kernel, change = _kernel(settings, state, target, stretch)
+    cloud, score_fn, info = smc.step(
+        move_key,
+        state.cloud,
+        kernel,
+        lambda x: _evaluate(problem, settings, target, x),
+        standing,
     )
-    ascending = (stage == ASCEND).astype(int)
+    # A large step of the parameters is not linear: what it costs is not the move's fault.
+    blind = (stretch == 0) | (ascending & (state.plan.cost > 0.01))
+    vote = _vote(settings, state, kernel, cloud, info.increment, change, stretch)
     num_steps = state.num_steps + ascending
-    mean = em.average(state.mean_params, params, num_steps)
+    mean = em.average(state.mean_params, target.params, num_steps)
     moved = State(
         rng_key=rng_key,
         num_moves=state.num_moves + 1,
@@ -139,18 +160,18 @@ def step(
         target=target,
         plan=state.plan,
         cloud=cloud,
-        log_step_size=_vote(settings, state, kernel, cloud, found, info.increment, change),
+        log_step_size=jnp.where(blind, state.log_step_size, vote),
         factor=_refresh_factor(settings, state, cloud),
         optim_state=state.optim_state,
-        mean_params=jnp.where(stage == ASCEND, mean, params),
+        mean_params=jnp.where(ascending, mean, target.params),
     )
-    planned, optim_state = plan(problem, settings, moved, found, score_fn, stage)
+    planned, optim_state = plan(problem, settings, moved, score_fn, stage)
     scheme = SCHEMES[settings.resampling]
     cloud, resampled = smc.resample(resample_key, cloud, scheme, settings.ess_threshold)
     new = moved._replace(plan=planned, cloud=cloud, optim_state=optim_state)
     grad_norm = jnp.linalg.norm(planned.score)
     return new, Info(
-        params=params,
+        params=target.params,
         score=planned.score,
         temperature=target.temperature,
         log_evidence=smc.log_evidence(cloud),
@@ -168,20 +189,22 @@ def _vote(
     state: State,
     kernel: Kernel,
     cloud: Cloud,
-    found: smc.Derivatives,
     increment: Array,
     change: Array,
+    stretch: Array,
 ) -> Array:
     """Let each island say which step size it could bear."""
     if settings.step_size is not None:
         return state.log_step_size
-    rate = jnp.concatenate([found.slope[..., None], found.scores], -1)
-    alone = increment + jnp.einsum("jnc,jc->jn", rate, change)
-    alone += jnp.einsum("jnd,jd->jn", cloud.gradient, kernel.shift)
-    used = jnp.log(kernel.step_size)
-    vote = step_size_vote(used, normalise(state.cloud.log_weight), alone)
-    # A large step of the parameters is not linear: what it costs is not the move's fault.
-    return jnp.where(state.plan.cost < 0.01, vote, used)
+    # What the move alone has caused.
+    increment = increment + jnp.einsum("jnc,jc->jn", cloud.rates, change)
+    increment += jnp.einsum("jnd,jd->jn", cloud.gradient, kernel.shift)
+    weight = normalise(state.cloud.log_weight)
+    variance = jnp.where(
+        stretch > 1, refusal_variance(weight, increment), weight_variance(weight, increment)
+    )
+    used = jnp.log(kernel.step_size / stretch)
+    return step_size_vote(used, variance, MOVE_VARIANCE * stretch**3)
 
 
 def _refresh_factor(settings: Settings, state: State, cloud: Cloud) -> Array:

@@ -22,9 +22,9 @@ _HOLD = 10.0
 
 
 def _learn_transport(
-    settings: Settings, state: State, weight: Array, found: smc.Derivatives
+    settings: Settings, state: State, weight: Array
 ) -> transport.Transport:
-    rate = jnp.concatenate([found.slope[..., None], found.scores], -1)
+    rate = state.cloud.rates
     if not settings.adapts:
         return transport.none(state.cloud, rate)
     fresh = (state.num_moves == 0) | jnp.any(state.target.temperature < 1)
@@ -37,13 +37,12 @@ def plan(
     problem: Problem,
     settings: Settings,
     state: State,
-    found: smc.Derivatives,
     score_fn: smc.ScoreFn,
     stage: Array,
 ) -> tuple[Plan, Any]:
     """Choose the next target on the state's weights, which must not be resampled yet."""
     weight = normalise(state.cloud.log_weight)
-    carried = _learn_transport(settings, state, weight, found)
+    carried = _learn_transport(settings, state, weight)
     if settings.newton:
         step, score, optim_state, promise, cost = _newton_step(
             problem, state, weight, carried, stage
@@ -82,8 +81,10 @@ def _newton_step(
         return score, score, newton, zero, zero
     moments = transport.pooled_covariance(weight, carried.rate)
     tempered = jnp.any(temperature < 1)
-    # Near the maximum the second derivative hardly changes.
-    due = (state.num_moves % _HESSIAN_EVERY == 0) | tempered | (state.plan.cost > 0.02)
+    # Near the maximum the second derivative hardly changes. Annealing takes turns, and
+    # only every second plan is carried out.
+    annealing = tempered & (state.num_moves % 2 == 0)
+    due = (state.num_moves % _HESSIAN_EVERY == 0) | annealing | (state.plan.cost > 0.02)
     complete = lax.cond(
         due,
         lambda: em.hessian(

@@ -53,6 +53,7 @@ class Run:
         self.num_new = 0
         self.last_state: State | None = None
         self.finished: Result | None = None
+        self.heaps: dict[str, float] = {}
         self._infos: dict[int, list[Info]] = {}
 
     def keep(self, stage: int, infos: Info, count: int) -> None:
@@ -187,7 +188,12 @@ def diagnostics(run: Run) -> dict[str, float]:
 def doubts(run: Run) -> list[str]:
     """Return a sentence for each thing that a user should doubt."""
     found = diagnostics(run)
-    said = []
+    said = [
+        f"Of the draws of {name!r} from its prior {share:.0%} are rounded to the edge of "
+        f"its support. The mass there is lost, and the log-evidence is not to be trusted. "
+        "Turn on double precision (jax_enable_x64), or use another prior."
+        for name, share in run.heaps.items()
+    ]
     if found["ess"] < 0.1:
         said.append(
             f"The effective sample size collapsed: its median at the end is "

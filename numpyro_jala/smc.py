@@ -27,9 +27,9 @@ class Cloud(NamedTuple):
         Unconstrained latents, one row per particle.
     log_weight
         Unnormalised log-weights since the island's last resampling.
-    potential, gradient, slope
-        The potential, its gradient with respect to the position, and its derivative
-        with respect to the temperature, kept so that a step evaluates the model once.
+    potential, gradient, slope, scores
+        The potential and its derivatives with respect to the position, the temperature
+        and the parameters, kept so that a step evaluates the model once.
     log_evidence
         What was settled at the resamplings; see :func:`log_evidence`.
     """
@@ -39,7 +39,13 @@ class Cloud(NamedTuple):
     potential: Array  # (num_islands, num_particles)
     gradient: Array  # (num_islands, num_particles, dim)
     slope: Array  # (num_islands, num_particles)
+    scores: Array  # (num_islands, num_particles, num_params or 0)
     log_evidence: Array  # (num_islands,)
+
+    @property
+    def rates(self) -> Array:
+        """Derivatives with respect to the temperature and the parameters, in columns."""
+        return jnp.concatenate([self.slope[..., None], self.scores], -1)
 
 
 class StepInfo(NamedTuple):
@@ -100,14 +106,28 @@ def is_alive(found: Derivatives) -> Array:
     return jnp.isfinite(found.potential) & jnp.isfinite(found.gradient).all(-1)
 
 
+def _choose(mask: Array, yes: Array, no: Array | float) -> Array:
+    """Choose by particle between values that may have more axes than the mask."""
+    return jnp.where(mask.reshape(mask.shape + (1,) * (yes.ndim - mask.ndim)), yes, no)
+
+
 def start(position: Array, found: Derivatives, log_evidence: Array) -> Cloud:
     """Weigh draws from the first target, whose log-evidence is known, equally."""
-    log_weight = jnp.where(is_alive(found), 0.0, -jnp.inf).astype(position.dtype)
+    alive = is_alive(found)
+    log_weight = jnp.where(alive, 0.0, -jnp.inf).astype(position.dtype)
+    # What is not finite must not reach the averages, where zero times it is not zero.
+    known = jax.tree.map(lambda leaf: _choose(alive, leaf, 0.0), found)
     settled = jnp.broadcast_to(
         jnp.asarray(log_evidence, position.dtype), position.shape[:1]
     )
     return Cloud(
-        position, log_weight, found.potential, found.gradient, found.slope, settled
+        position=position,
+        log_weight=log_weight,
+        potential=known.potential,
+        gradient=known.gradient,
+        slope=known.slope,
+        scores=known.scores,
+        log_evidence=settled,
     )
 
 
@@ -135,6 +155,7 @@ def resample(
         potential=pick(cloud.potential),
         gradient=pick(cloud.gradient),
         slope=pick(cloud.slope),
+        scores=pick(cloud.scores),
         log_evidence=cloud.log_evidence + settled,
     ), due
 
@@ -144,26 +165,38 @@ def step(
     cloud: Cloud,
     kernel: Kernel,
     evaluate_fn: Callable[[Array], tuple[Derivatives, ScoreFn]],
-) -> tuple[Cloud, tuple[Derivatives, ScoreFn], StepInfo]:
-    """Move the particles under their old target and weigh them for the new one."""
-    keys = random.split(rng_key, cloud.position.shape[0])
+    standing: Array,
+) -> tuple[Cloud, ScoreFn, StepInfo]:
+    """Move the particles under their old target and weigh them for the new one.
+
+    With ``standing`` the two targets are the same. Then the work decides, by a Metropolis
+    test, whether a particle moves or stays, and the weights are left alone: in a stiff
+    corner of the target particles wait, where unadjusted ones would lose their weight.
+    """
+    num_islands, num_particles = cloud.log_weight.shape
+    move_key, test_key = random.split(rng_key)
+    keys = random.split(move_key, num_islands)
     moved = jax.vmap(langevin.move)(keys, kernel, cloud.position, cloud.gradient)
     found, score_fn = evaluate_fn(moved.position)
     # The difference first: the same float enters twice along the path and cancels.
     increment = (cloud.potential - found.potential) + jax.vmap(langevin.work)(
         kernel, moved, found.gradient
     )
-    alive = is_alive(found) & jnp.isfinite(increment) & jnp.isfinite(cloud.log_weight)
+    was_alive = jnp.isfinite(cloud.log_weight)
+    alive = is_alive(found) & jnp.isfinite(increment) & was_alive
     increment = jnp.where(alive, increment, -jnp.inf)
-    log_weight = jnp.where(alive, cloud.log_weight + increment, -jnp.inf)
+    uniform = random.uniform(test_key, (num_islands, num_particles), increment.dtype)
+    passed = jnp.where(standing, jnp.log(uniform) < increment, alive)
+    weighed = jnp.where(alive, cloud.log_weight + increment, -jnp.inf)
+    log_weight = jnp.where(standing, cloud.log_weight, weighed)
     new = Cloud(
-        position=jnp.where(alive[..., None], moved.position, cloud.position),
+        position=_choose(passed, moved.position, cloud.position),
         log_weight=log_weight,
-        potential=jnp.where(alive, found.potential, jnp.inf),
-        gradient=jnp.where(alive[..., None], found.gradient, 0.0),
-        slope=jnp.where(alive, found.slope, 0.0),
+        potential=_choose(passed, found.potential, cloud.potential),
+        gradient=_choose(passed, found.gradient, cloud.gradient),
+        slope=_choose(passed, found.slope, cloud.slope),
+        scores=_choose(passed, found.scores, cloud.scores),
         log_evidence=cloud.log_evidence,
     )
-    died = jnp.isfinite(cloud.log_weight) & ~alive
-    info = StepInfo(increment, effective_fraction(log_weight), died.sum())
-    return new, (found, score_fn), info
+    died = was_alive & ~jnp.isfinite(log_weight)
+    return new, score_fn, StepInfo(increment, effective_fraction(log_weight), died.sum())

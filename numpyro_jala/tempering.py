@@ -8,7 +8,7 @@ from numpyro_jala.adaptation import others_mean
 from numpyro_jala.weights import conditional_fraction
 
 #: Share of the effective sample size that one change of the target may cost.
-DROP = 0.02
+DROP = 0.03
 _LOG_INCREMENTS = (-40.0, 0.0, 80)  # first, last, how many
 
 

@@ -49,13 +49,15 @@ def none(cloud: Cloud, rate: Array) -> Transport:
 
 def _regress(weight: Array, cloud: Cloud, rate: Array, factor: Array) -> Array:
     """Fit the rates as linear functions of the gradient, which is exact for a Gaussian."""
-    whitened = jnp.einsum("jnd,jde->jne", cloud.gradient, factor)
+    # Whitening saves digits and does not change the fit, so one factor serves all.
+    common = factor[0]
+    whitened = cloud.gradient @ common
     dim = whitened.shape[-1]
     moments = others_covariance(weight, whitened, jnp.concatenate([whitened, rate], -1))
     gram, cross = moments[..., :dim], moments[..., dim:]
     ridge = _RIDGE * jnp.trace(gram, axis1=1, axis2=2)[:, None, None] / dim
     ridge = jnp.where(ridge > 0, ridge, 1.0) * jnp.eye(dim, dtype=gram.dtype)
-    return factor @ jnp.linalg.solve(gram + ridge, cross)
+    return common @ jnp.linalg.solve(gram + ridge, cross)
 
 
 def learn(

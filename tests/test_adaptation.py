@@ -62,20 +62,27 @@ def test_many_draws_are_hardly_shrunk_and_few_are():
 
 
 def test_the_step_size_shrinks_where_weights_vary_and_grows_where_not():
-    noise = random.normal(random.key(0), (2, 500))
-    increment = noise * jnp.array([[1.0], [0.01]])
-    weight = jnp.full((2, 500), 1 / 500)
-    vote = adaptation.step_size_vote(jnp.log(jnp.full(2, 0.1)), weight, increment)
-    assert vote[0] < jnp.log(0.1) < vote[1]
-    target = noise * jnp.sqrt(adaptation.MOVE_VARIANCE)
-    vote = adaptation.step_size_vote(jnp.log(jnp.full(2, 0.1)), weight, target)
-    np.testing.assert_allclose(vote, np.log(0.1), atol=0.02)
+    log_h = jnp.log(jnp.full(3, 0.1))
+    vote = adaptation.step_size_vote(log_h, jnp.array([1.0, 0.1, 1e-4]), 0.1)
+    assert vote[0] < vote[1] < vote[2]
+    np.testing.assert_allclose(vote[1], np.log(0.1), rtol=1e-6)
+
+
+def test_the_variance_of_normal_increments_is_found_from_weights_and_from_tests():
+    scale = jnp.array([[0.2], [0.9]])
+    weight = normalise(random.normal(random.key(1), (2, 20_000)))
+    noise = random.normal(random.key(0), (2, 20_000))
+    # At a fixed target the increments of a small move have mean minus half the variance.
+    increment = scale * noise - 0.5 * scale**2
+    for found in (adaptation.weight_variance, adaptation.refusal_variance):
+        np.testing.assert_allclose(found(weight, increment), scale[:, 0] ** 2, rtol=0.1)
+    never = jnp.full((2, 20_000), -jnp.inf)
+    assert np.isfinite(adaptation.refusal_variance(weight, never)).all()
 
 
 def test_a_gaussian_bears_its_step_size():
     dim, num = 20, 4_000
     h = adaptation.gaussian_step_size(dim)
-    assert adaptation.first_step_size(dim) < 0.1 * h
     before = random.normal(random.key(0), (num, dim))
     noise = random.normal(random.key(1), (num, dim))
     after = (1 - h) * before + jnp.sqrt(2 * h) * noise
@@ -119,14 +126,17 @@ def gaussian_cloud(factor):
     gradient = (position - mean) @ precision
     rate = -(position - mean) @ precision @ drift + 0.7
     zero = jnp.zeros((4, 200))
-    return Cloud(position, zero, zero, gradient, zero, jnp.zeros(4)), rate[..., None], drift
+    cloud = Cloud(position, zero, zero, gradient, zero, zero, jnp.zeros(4))
+    return cloud, rate[..., None], drift
 
 
 def test_following_a_gaussian_is_free_and_keeps_the_mean_of_the_rate():
     factor = jnp.array([[1.0, 0.0, 0.0], [0.5, 0.8, 0.0], [-0.3, 0.2, 0.4]])
     cloud, rate, drift = gaussian_cloud(factor)
     weight = normalise(cloud.log_weight)
-    factors = jnp.tile(factor, (4, 1, 1))
+    # Each island has a factor of its own, from what the rest look like.
+    factors = factor * jnp.array([1.0, 0.7, 1.6, 1.2])[:, None, None]
+    factors = factors.at[2, 1, 0].add(0.4)
     last = jnp.zeros((4, 3, 1))
     found = transport.learn(weight, cloud, rate, factors, last, 0.0)
     np.testing.assert_allclose(found.shift[..., 0], jnp.tile(-drift, (4, 1)), rtol=1e-2)

@@ -379,6 +379,16 @@ def test_doubts_are_said():
     assert "disagree" in said(jala, 0)
 
 
+def test_mass_lost_at_the_edge_of_the_support_is_said():
+    def heaped(y=None):
+        p = numpyro.sample("p", dist.Beta(0.1, 0.1))
+        q = numpyro.sample("q", dist.Beta(2.0, 3.0))
+        numpyro.sample("y", dist.Bernoulli(p * q), obs=y)
+
+    text = said(JALAEM(heaped, num_particles=128), 0, np.float32(1.0))
+    assert "'p' from its prior" in text and "edge" in text and "'q'" not in text
+
+
 def test_islands_in_different_places_have_a_large_r_hat():
     values = np.random.default_rng(0).normal(size=(4, 500, 2))
     weight = np.full((4, 500), 1 / 500)

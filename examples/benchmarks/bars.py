@@ -57,12 +57,12 @@ def sweep(
     jala: JALAEM,
     run_fn: Callable[[int], Any],
     measure_fn: Callable[[Any], Record],
-    num_seeds: int,
+    seeds: range,
     extra_fn: Callable[[list[Record]], Record] = lambda records: {},
 ) -> None:
     """Run every seed on one instance, so that all but the first are compiled."""
     records = []
-    for seed in range(num_seeds):
+    for seed in seeds:
         records.append(measure_run(jala, run_fn, measure_fn, seed))
         emit(label | records[-1])
     summary = summarise_errors(records) | summarise_cost(records) | extra_fn(records)
@@ -72,7 +72,7 @@ def sweep(
 
 def sweep_evidence(
     name: str,
-    num_seeds: int,
+    seeds: range,
     extra_fn: Callable[[list[Record]], Record] = lambda records: {},
     **options: Any,
 ) -> None:
@@ -93,7 +93,7 @@ def sweep_evidence(
             "recursive_error": recursive - problem.log_evidence,
         }
 
-    sweep(label, jala, run, measure, num_seeds, extra_fn)
+    sweep(label, jala, run, measure, seeds, extra_fn)
 
 
 def sweep_fit(name: str, label: Record, args: argparse.Namespace, **options: Any) -> None:
@@ -200,17 +200,21 @@ def parse() -> argparse.Namespace:
     for command, seeds in defaults.items():
         subparsers[command] = commands.add_parser(command.__name__, help=command.__doc__)
         subparsers[command].set_defaults(command=command)
-        subparsers[command].add_argument("--seeds", type=int, default=seeds)
+        subparsers[command].set_defaults(seeds=seeds)
     calibration = commands.add_parser("calibration", help="Like evidence, over more seeds.")
-    calibration.set_defaults(command=evidence)
-    calibration.add_argument("--seeds", type=int, default=100)
+    calibration.set_defaults(command=evidence, seeds=100)
+    for each in (*subparsers.values(), calibration):
+        each.add_argument("--seeds", type=int)
+        each.add_argument("--first-seed", type=int, default=0)
     for each in (subparsers[evidence], calibration):
         each.add_argument("--problem", choices=EVIDENCE_PROBLEMS, default="gaussian")
         each.add_argument("--reference", choices=("prior", "laplace"), default="prior")
     for command, steps in ((exactness, 250), (sleepstudy, 200), (bernoulli, 400)):
         subparsers[command].add_argument("--steps", type=int, default=steps)
     subparsers[sleepstudy].add_argument("--start", choices=("near", "far"), default="near")
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.seeds = range(args.first_seed, args.first_seed + args.seeds)
+    return args
 
 
 if __name__ == "__main__":
