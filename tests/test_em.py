@@ -108,3 +108,13 @@ def test_optax_and_numpyro_optimisers_descend_alike():
     for params in ends:
         np.testing.assert_allclose(params["a"], [0.95, 2.1], rtol=1e-6)
         np.testing.assert_allclose(params["b"], 2.8, rtol=1e-6)
+
+
+def test_a_change_is_near_when_each_of_its_steps_is_within_the_trust_region():
+    missing = jnp.array([[2.0, 0.3], [0.3, 1.0]])
+    newton = em.start_newton(2, jnp.float32)._replace(missing=missing)
+    change = jnp.array([0.6, -0.4])
+    cost = float(change @ missing @ change)
+    steps = int(np.ceil(np.sqrt(cost / em.TRUST)))
+    assert em.is_near(newton, change, steps)
+    assert not em.is_near(newton, change, steps - 1)

@@ -16,7 +16,7 @@ from numpyro.infer import Predictive
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoLaplaceApproximation
 
 from numpyro_jala import JALAEM, report, stages
-from numpyro_jala.state import ASCEND
+from numpyro_jala.state import ASCEND, REST
 from tests.tools import (
     SCHOOLS,
     assert_mean,
@@ -49,6 +49,12 @@ def linear():
 def test_the_estimate_maximises_the_marginal_likelihood(means):
     assert normal_means_log_likelihood(means.params) > BEST - 0.01
     assert means.diagnostics()["shortfall"] < 0.01
+
+
+def test_the_particles_come_to_rest_at_the_estimate(means):
+    rest = means._run.infos(REST)
+    np.testing.assert_allclose(rest.params[-1], means._run.result.params, rtol=1e-6)
+    assert (means.last_state.target.params != means._run.result.params).all()
 
 
 def test_the_log_evidence_is_that_at_the_estimate(means):
@@ -122,7 +128,7 @@ import sys, jax, numpy as np
 from jax import random
 sys.path.insert(0, {root!r})
 from numpyro_jala import JALAEM, report, stages
-from numpyro_jala.state import ASCEND
+from numpyro_jala.state import ASCEND, REST
 from tests.tools import SCHOOLS, normal_means
 jala = JALAEM(normal_means, num_particles=64)
 path = {path!r}
