@@ -13,6 +13,7 @@ import xarray as xr
 
 from numpyro_jala import stages
 from numpyro_jala._typing import Array
+from numpyro_jala.estimates import estimates, param_leaves
 from numpyro_jala.model import describe_dims, observed_data
 from numpyro_jala.report import Run, best_evidence, diagnostics
 from numpyro_jala.state import ASCEND, CLIMB, Info
@@ -21,6 +22,8 @@ from numpyro_jala.weights import effective_fraction, log_mean_exp
 _PACKAGES = ("numpyro_jala", "numpyro", "jax", "arviz")
 #: A trace of more parameters than this is not kept.
 _MOST_TRACED = 10_000
+#: Probability of the intervals that are stored.
+_INTERVAL = 0.9
 
 
 def _name(name: str) -> str:
@@ -43,15 +46,6 @@ def _dataset(
         for axis, size in zip(axes, array.shape, strict=True):
             coords[axis] = np.arange(size)
     return xr.Dataset(variables, coords)
-
-
-def _param_leaves(values: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Name each leaf of the param sites; a plain array keeps the site's name."""
-    return {
-        name + jax.tree_util.keystr(where): np.asarray(leaf)
-        for name, value in values.items()
-        for where, leaf in jax.tree_util.tree_leaves_with_path(value)
-    }
 
 
 def _stage_fields(info: Info) -> dict[str, Any]:
@@ -80,7 +74,7 @@ def em_fields(run: Run) -> dict[str, np.ndarray]:
         return {}
     fields = _stage_fields(info)
     if info.params.shape[1] <= _MOST_TRACED:
-        fields |= _param_leaves(stages.constrain_trace(run.fixed, info.params))
+        fields |= param_leaves(stages.constrain_trace(run.fixed, info.params))
     return fields
 
 
@@ -92,6 +86,7 @@ def _attrs(run: Run) -> dict[str, Any]:
         "log_evidence": log_evidence,
         "log_evidence_se": error,
         "num_params": int(run.fixed.layout.init_params.size),
+        "num_observations": _num_observations(run),
         "num_islands": settings.num_islands,
         "num_particles": settings.num_islands * settings.num_particles,
         "preconditioner": settings.preconditioner,
@@ -102,6 +97,16 @@ def _attrs(run: Run) -> dict[str, Any]:
         **{f"{name}_version": _version(name) for name in _PACKAGES},
         **{f"diagnostic_{k}": v for k, v in diagnostics(run).items()},
     }
+
+
+def _num_observations(run: Run) -> float:
+    """Count the observations, where one site alone holds them all."""
+    sizes = [
+        np.size(site["value"])
+        for site in run.trace.values()
+        if site["type"] == "sample" and site["is_observed"]
+    ]
+    return float(sizes[0]) if len(sizes) == 1 and sizes[0] else float("nan")
 
 
 def _version(package: str) -> str:
@@ -133,6 +138,8 @@ def groups(
         "observed_data": _dataset(observed_data(run.trace), (), dims),
         "constant_data": _dataset(_constants(run), (), {}),
     }
+    if run.fixed.layout.init_params.size:
+        found["estimate"] = _estimate(run)
     traced = em_fields(run)
     if traced:
         found["em_trace"] = _dataset(traced, ("step",), {})
@@ -141,6 +148,16 @@ def groups(
         fields = _stage_fields(annealed) | {"temperature": annealed.temperature.min(1)}
         found["anneal_trace"] = _dataset(fields, ("step",), {})
     return found
+
+
+def _estimate(run: Run) -> xr.Dataset:
+    """Return each param site's value, standard error and 90 % interval."""
+    layout, result = run.fixed.layout, run.result
+    found = estimates(layout, result.params, result.uncertainty, prob=_INTERVAL)
+    stacked = {name: np.stack(each) for name, each in found.items()}
+    data = _dataset(stacked, ("statistic",), {})
+    data = data.assign_coords(statistic=["estimate", "se", "low", "high"])
+    return data.assign_attrs(prob=_INTERVAL)
 
 
 def _constants(run: Run) -> dict[str, np.ndarray]:

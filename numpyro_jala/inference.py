@@ -11,10 +11,12 @@ import jax.numpy as jnp
 from jax import random
 from tqdm.auto import tqdm
 
-from numpyro_jala import checks, em, evidence, path, reference, report, stages
+from numpyro_jala import checks, em, evidence, information, path, reference, report, stages
 from numpyro_jala._typing import Array, PRNGKey, Tree
+from numpyro_jala.information import Information
 from numpyro_jala.model import Layout, Trace, lay_out, run_once, split_call
 from numpyro_jala.results import Results
+from numpyro_jala.smc import Cloud
 from numpyro_jala.stages import CHUNK, Data, Fixed
 from numpyro_jala.state import ASCEND, CLIMB, REST, Info, Settings, State
 from numpyro_jala.weights import log_mean_exp, normalise
@@ -357,7 +359,8 @@ class JALAEM(Results):
                 params = state.mean_params
         recursive = stages.log_evidence(state)
         if self.num_islands == 1:
-            run.finish(state, params, evidence.unknown(1), recursive, num_draws=0)
+            known = self._inform(run, state, params, [state.cloud])
+            run.finish(state, params, evidence.unknown(1), recursive, known)
             return
         rng_key, bridge_key = random.split(random.fold_in(state.rng_key, 1))
         state = state._replace(rng_key=rng_key)
@@ -380,4 +383,19 @@ class JALAEM(Results):
         bridge = stages.estimate(
             run.fixed, bridge_key, run.data, params, weight, position, potential
         )
-        run.finish(state, params, bridge, recursive, num_draws=weight.size)
+        run.num_evaluations += weight.size
+        known = self._inform(run, state, params, clouds)
+        run.finish(state, params, bridge, recursive, known)
+
+    def _inform(
+        self, run: report.Run, state: State, params: Array, clouds: list[Cloud]
+    ) -> Information | None:
+        """Find what the data say about the parameters, if these are few."""
+        if not 0 < params.size <= em.FEW_PARAMS:
+            return None
+        run.num_evaluations += len(clouds) * self.num_particles * (1 + params.size)
+        shift = state.plan.transport_shift[..., 1:]
+        if not run.fixed.settings.newton:
+            shift = jnp.zeros((self.num_islands, run.fixed.layout.dim, params.size))
+        found = [stages.louis(run.fixed, run.data, params, c, shift) for c in clouds]
+        return information.combine(jax.device_get(found))

@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_jala import em, evidence
+from numpyro_jala import evidence, information
 from numpyro_jala._typing import Array, PRNGKey
+from numpyro_jala.estimates import estimates, label_entries
+from numpyro_jala.information import Information, Uncertainty
 from numpyro_jala.model import Trace
 from numpyro_jala.stages import Data, Fixed
 from numpyro_jala.state import ASCEND, CLIMB, REST, Info, State
@@ -27,7 +29,8 @@ class Result(NamedTuple):
     potential: Array  # (num_islands, num_particles)
     bridge: evidence.Bridge
     recursive: Array  # (num_islands,), log-evidence along the path
-    shortfall: float
+    information: Information | None
+    uncertainty: Uncertainty
     rng_key: PRNGKey
 
 
@@ -93,10 +96,9 @@ class Run:
         params: Array,
         bridge: evidence.Bridge,
         recursive: Array,
-        num_draws: int,
+        known: Information | None,
     ) -> None:
         """Keep the result."""
-        self.num_evaluations += num_draws
         weight = normalise(state.cloud.log_weight)
         alive = jnp.maximum(jnp.sum(weight.sum(-1) > 0), 1)
         self.finished = Result(
@@ -106,7 +108,10 @@ class Run:
             state.cloud.potential,
             bridge,
             recursive,
-            _shortfall(self, state),
+            known,
+            information.invert(known, np.asarray(self.fixed.layout.is_free))
+            if known is not None
+            else information.unknown(params.size),
             state.rng_key,
         )
 
@@ -115,17 +120,6 @@ class Sampler(NamedTuple):
     """What ArviZ's converter asks of a sampler: a model to replay."""
 
     model: Any
-
-
-def _shortfall(run: Run, state: State) -> float:
-    """Estimate how many nats the estimate lies below the maximum."""
-    rest = run.infos(REST)
-    if not run.fixed.settings.newton or rest is None or not state.target.params.size:
-        return 0.0 if not state.target.params.size else float("nan")
-    score = jnp.asarray(rest.score[len(rest.score) // 4 :].mean(0))
-    newton = state.optim_state
-    info = em.information(newton.complete, newton.missing, em.floor_for(jnp.asarray(False)))
-    return float(em.decrement(info, score))
 
 
 def best_evidence(run: Run) -> tuple[float, float]:
@@ -176,7 +170,7 @@ def diagnostics(run: Run) -> dict[str, float]:
         if recursive.size > 1
         else 0.0,
         "overlap": float(result.bridge.overlap),
-        "shortfall": result.shortfall,
+        "shortfall": result.uncertainty.shortfall,
         "rhat": potential_scale_reduction(weight, np.asarray(result.position)),
         "ess": float(np.median(at_end)),
         "min_ess": float(min((info.ess.min() for info in rows), default=1.0)),
@@ -228,6 +222,7 @@ def doubts(run: Run) -> list[str]:
             f"the one estimated afresh, {found['log_evidence']:.2f}, disagree beyond their "
             "errors. Take more particles, or another reference."
         )
+    said += _open_params(run)
     if found["shortfall"] > 0.1:
         said.append(
             f"The parameters have not converged: the estimate is believed to be "
@@ -236,28 +231,39 @@ def doubts(run: Run) -> list[str]:
     return said
 
 
-def _rows(name: str, value: np.ndarray) -> list[tuple[str, Any]]:
-    """Return a label and an index for each entry of an array."""
-    if np.ndim(value) == 0:
-        return [(name, ())]
+def _open_params(run: Run) -> list[str]:
+    """Return a sentence for each parameter of which the data say nothing."""
+    result, layout = run.result, run.fixed.layout
+    if result.information is None:
+        return []
+    found = estimates(layout, result.params, result.uncertainty, 0.9)
     return [
-        (f"{name}[{','.join(map(str, index))}]", index) for index in np.ndindex(value.shape)
+        f"The data hardly determine {label}, estimated as {float(each.value[index]):.3g}: it "
+        "may be at the edge of its support. It has no standard error, and the others are "
+        "as if it were known."
+        for name, each in found.items()
+        for label, index in label_entries(name, each.value)
+        if not np.isfinite(each.standard_error[index])
     ]
 
 
-def _param_lines(run: Run) -> list[str]:
-    params = run.fixed.layout.constrain_params(run.result.params)
-    flat = {
-        name + jax.tree_util.keystr(where): np.asarray(leaf)
-        for name, value in params.items()
-        for where, leaf in jax.tree_util.tree_leaves_with_path(value)
-    }
-    rows = [
-        f"{label:>20} {float(value[index]):12.4f}"
-        for name, value in flat.items()
-        for label, index in _rows(name, value)[:_MOST_ROWS]
-    ]
-    return [f"{'param':>20} {'estimate':>12}", *rows, ""] if rows else []
+def _param_lines(run: Run, prob: float) -> list[str]:
+    result, layout = run.result, run.fixed.layout
+    found = estimates(layout, result.params, result.uncertainty, prob)
+    if not found:
+        return []
+    heads = ["estimate", "se", f"{(1 - prob) / 2:.1%}", f"{(1 + prob) / 2:.1%}"]
+    lines = [f"{'param':>20} " + " ".join(f"{head:>10}" for head in heads)]
+    for name, each in found.items():
+        for label, index in label_entries(name, each.value)[:_MOST_ROWS]:
+            cells = (float(column[index]) for column in each)
+            lines.append(f"{label:>20} " + " ".join(_cell(cell) for cell in cells))
+    return [*lines, ""]
+
+
+def _cell(value: float) -> str:
+    """Print a number, or a dash where there is none to know."""
+    return f"{value:10.4f}" if np.isfinite(value) else f"{'-':>10}"
 
 
 def weighted_quantile(values: np.ndarray, weight: np.ndarray, prob: float) -> float:
@@ -277,7 +283,7 @@ def _latent_lines(
     entries = [
         (label, value[(slice(None), *index)])
         for name, value in samples.items()
-        for label, index in _rows(name, value[0])
+        for label, index in label_entries(name, value[0])
     ]
     for label, values in entries[:_MOST_ROWS]:
         mean = weight @ values
@@ -305,5 +311,5 @@ def summary(
     if run.fixed.layout.init_params.size:
         last += f"   estimated shortfall {found['shortfall']:.2g} nats"
     warned = [f"! {text}" for text in doubts(run)]
-    tables = [*_param_lines(run), *_latent_lines(samples, weight, prob)]
+    tables = [*_param_lines(run, prob), *_latent_lines(samples, weight, prob)]
     return "\n".join(["", *tables, "", last, *warned])

@@ -7,11 +7,13 @@ from typing import Any
 
 import jax
 import numpy as np
+import pandas as pd
 from jax import random
 from numpyro.handlers import substitute
 
-from numpyro_jala import convert, report, stages
+from numpyro_jala import convert, em, estimates, report, stages
 from numpyro_jala._typing import Array, Tree
+from numpyro_jala.estimates import Estimate
 from numpyro_jala.resampling import systematic
 from numpyro_jala.state import State
 
@@ -52,6 +54,44 @@ class Results:
     def log_evidence_se(self) -> float:
         """The standard error of ``log_evidence``."""
         return report.best_evidence(self._found)[1]
+
+    def _estimates(self, prob: float) -> dict[str, Estimate]:
+        found = self._found
+        layout, result = found.fixed.layout, found.result
+        if result.params.size and result.information is None:
+            raise ValueError(
+                f"The model has {result.params.size} parameters, and their information "
+                f"was not computed: it is for at most {em.FEW_PARAMS}."
+            )
+        return estimates.estimates(layout, result.params, result.uncertainty, prob)
+
+    def standard_errors(self) -> dict[str, np.ndarray]:
+        """Return the standard errors of the params, by the delta method.
+
+        NaN where the data do not determine a parameter, as at the edge of its support.
+        """
+        return {name: each.standard_error for name, each in self._estimates(0.9).items()}
+
+    def confidence_intervals(self, prob: float = 0.9) -> dict[str, np.ndarray]:
+        """Return both ends of each param's confidence interval, on a last axis."""
+        return {
+            name: np.stack([each.low, each.high], -1)
+            for name, each in self._estimates(prob).items()
+        }
+
+    def covariance(self) -> pd.DataFrame:
+        """Return the covariance of the estimates of the params."""
+        self._estimates(0.9)
+        found = self._found
+        layout, result = found.fixed.layout, found.result
+        return estimates.covariance(layout, result.params, result.uncertainty)
+
+    def correlation(self) -> pd.DataFrame:
+        """Return the correlation of the estimates of the params."""
+        matrix = self.covariance()
+        sd = np.sqrt(np.diag(matrix))
+        with np.errstate(invalid="ignore"):  # a constant entry has no correlation
+            return matrix / np.outer(sd, sd)
 
     def get_weighted_samples(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Return latents and deterministic sites, and log-weights that sum to one."""

@@ -16,9 +16,11 @@ from jax.flatten_util import ravel_pytree
 from numpyro_jala import evidence, path, reference, smc
 from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.evidence import Gaussian
+from numpyro_jala.information import Moments, moments
 from numpyro_jala.model import Layout
 from numpyro_jala.smc import Target
 from numpyro_jala.state import CLIMB, Info, Problem, Settings, State, no_info
+from numpyro_jala.weights import normalise
 
 #: Steps of one call of the compiled loop; between calls Python looks on.
 CHUNK = 20
@@ -152,6 +154,15 @@ def estimate(
     at_new = jax.vmap(jax.vmap(lambda x: joint(params, one, x)))(draws)
     at_new = jnp.where(jnp.isfinite(at_new), at_new, jnp.inf)
     return evidence.bridge(weight, -potential - at_particles, -at_new - at_draws)
+
+
+@partial(jax.jit, static_argnums=0)
+def louis(
+    fixed: Fixed, data: Data, params: Array, cloud: smc.Cloud, shift: Array
+) -> Moments:
+    """Average over one cloud at rest what the information about the parameters needs."""
+    joint = fixed.layout.joint(data.arrays)
+    return moments(joint, params, normalise(cloud.log_weight), cloud.position, shift)
 
 
 @partial(jax.jit, static_argnums=0)

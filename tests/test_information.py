@@ -1,0 +1,162 @@
+"""Score, information and standard errors, on a model whose likelihood is known."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro.distributions import constraints
+from scipy.stats import norm
+
+from numpyro_jala import JALAEM, information
+from numpyro_jala.estimates import estimates
+from numpyro_jala.information import Information, Uncertainty
+from numpyro_jala.model import lay_out, run_once
+from tests.tools import SCHOOLS, normal_means
+
+PARAMS = jnp.array([0.7, 0.3])  # mu and the logarithm of tau, away from the maximum
+FOLLOW = jnp.array([[0.5, 0.1]])
+
+
+def log_likelihood(params):
+    return jnp.sum(
+        dist.Normal(params[0], jnp.sqrt(1 + jnp.exp(2 * params[1]))).log_prob(SCHOOLS)
+    )
+
+
+def potential(params, temperature, x):
+    mu, log_tau = params
+    prior = dist.Normal(mu, jnp.exp(log_tau)).log_prob(x)
+    return -jnp.sum(prior + dist.Normal(x, 1.0).log_prob(SCHOOLS))
+
+
+def exact_draws(num_islands, num_particles):
+    mu, variance = PARAMS[0], jnp.exp(2 * PARAMS[1])
+    shrink = variance / (1 + variance)
+    noise = random.normal(random.key(0), (num_islands, num_particles, 6))
+    return mu + shrink * (SCHOOLS - mu) + jnp.sqrt(shrink) * noise
+
+
+def informed(shift):
+    position = exact_draws(16, 2_000)
+    # Unequal weights that are right: half the particles, and the other half twice.
+    weight = jnp.tile(jnp.array([1.0, 0.0, 0.5, 0.5]), 500) / 1_000
+    weight = jnp.tile(weight, (16, 1))
+    found = information.moments(potential, PARAMS, weight, position, shift)
+    return information.combine([found])
+
+
+@pytest.mark.parametrize("follow", [0.0, 1.0])
+def test_louis_finds_the_score_and_the_information_of_the_likelihood(follow):
+    shift = jnp.tile(-follow * FOLLOW, (16, 6, 1))
+    found = informed(shift)
+    exact = np.asarray(jax.hessian(log_likelihood)(PARAMS))
+    assert (found.observed_se < 0.15).all()
+    assert (np.abs(found.observed + exact) < 4.5 * found.observed_se + 1e-4).all()
+    score = -np.asarray(jax.grad(log_likelihood)(PARAMS))
+    np.testing.assert_allclose(found.score, score, atol=0.1)
+
+
+def test_particles_that_follow_make_the_information_precise():
+    followed = informed(jnp.tile(-FOLLOW, (16, 6, 1))).observed_se[0, 0]
+    assert followed < 0.7 * informed(jnp.zeros((16, 6, 2))).observed_se[0, 0]
+
+
+def test_the_shortfall_of_a_displaced_estimate_is_right():
+    found = information.invert(informed(jnp.zeros((16, 6, 2))), np.array([True, False]))
+    maximum = norm(SCHOOLS.mean(), SCHOOLS.std()).logpdf(SCHOOLS).sum()
+    shortfall = maximum - float(log_likelihood(PARAMS))
+    assert 0.1 < shortfall < 2 and 0.5 < found.shortfall / shortfall < 2
+    inverse = np.linalg.inv(-np.asarray(jax.hessian(log_likelihood)(PARAMS)))
+    np.testing.assert_allclose(found.covariance, inverse, rtol=0.1, atol=0.01)
+
+
+def test_what_the_data_do_not_determine_is_left_out():
+    observed = np.array([[4.0, 0.1, 1.0], [0.1, 0.4, 0.0], [1.0, 0.0, 2.0]])
+    score = np.array([1.0, 3.0, 0.0])
+    info = Information(score, observed, np.zeros((3, 3)))
+    found = information.invert(info, np.array([True, False, False]))
+    np.testing.assert_array_equal(found.known, [True, False, True])
+    inverse = np.linalg.inv(observed[::2, ::2])
+    np.testing.assert_allclose(found.covariance[::2, ::2], inverse)
+    assert np.isnan(found.covariance[1]).all()
+    np.testing.assert_allclose(found.shortfall, 0.5 * inverse[0, 0])
+    flat = Information(score[:2], np.array([[1.0, 1.0], [1.0, 1.0]]), np.zeros((2, 2)))
+    assert information.invert(flat, np.ones(2, bool)).known.sum() == 1
+
+
+def laid_out(model, *args):
+    trace = run_once(model, random.key(0), args, {})
+    return lay_out(model, trace, args, {})
+
+
+def test_errors_and_intervals_go_through_the_constraint():
+    def model(y):
+        numpyro.param("a", 2.0)
+        numpyro.param("b", 3.0, constraint=constraints.positive)
+        numpyro.param("c", jnp.array([0.2, 0.3, 0.5]), constraint=constraints.simplex)
+        numpyro.sample("x", dist.Normal())
+        numpyro.sample("y", dist.Normal(), obs=y)
+
+    layout = laid_out(model, np.float32(1.0))
+    cov = np.array([[0.04, 0.01, 0, 0], [0.01, 0.09, 0, 0], [0, 0, 1, 0.2], [0, 0, 0.2, 1]])
+    known = Uncertainty(cov, np.ones(4, bool), 0.0)
+    found = estimates(layout, layout.init_params, known, 0.9)
+    z = norm.ppf(0.95)
+    np.testing.assert_allclose(found["a"], [2, 0.2, 2 - 0.2 * z, 2 + 0.2 * z], rtol=1e-5)
+    ends = 3 * np.exp([-0.3 * z, 0.3 * z])
+    np.testing.assert_allclose(found["b"], [3, 0.9, *ends], rtol=1e-5)
+    simplex = lambda v: numpyro.distributions.transforms.biject_to(  # noqa: E731
+        constraints.simplex
+    )(v)
+    start = layout.unravel_params(layout.init_params)["c"]
+    jacobian = np.asarray(jax.jacfwd(simplex)(start))
+    errors = np.sqrt(np.diag(jacobian @ cov[2:, 2:] @ jacobian.T))
+    np.testing.assert_allclose(found["c"].standard_error, errors, rtol=1e-4)
+    unknown = Uncertainty(cov, np.array([True, False, True, True]), 0.0)
+    part = estimates(layout, layout.init_params, unknown, 0.9)
+    assert np.isnan(part["b"].standard_error) and np.isfinite(part["c"].low).all()
+
+
+@pytest.fixture(scope="module")
+def means():
+    jala = JALAEM(normal_means, num_particles=256)
+    jala.run(random.key(1), 60, SCHOOLS, progress_bar=False)
+    return jala
+
+
+def test_a_run_reports_the_standard_errors_of_the_exact_likelihood(means, capsys):
+    best = jnp.array([SCHOOLS.mean(), 0.5 * jnp.log(SCHOOLS.var() - 1)])
+    cov = np.linalg.inv(-np.asarray(jax.hessian(log_likelihood)(best), float))
+    errors = means.standard_errors()
+    np.testing.assert_allclose(errors["mu"], np.sqrt(cov[0, 0]), rtol=0.05)
+    tau = float(jnp.exp(best[1]))
+    np.testing.assert_allclose(errors["tau"], tau * np.sqrt(cov[1, 1]), rtol=0.1)
+    low, high = means.confidence_intervals(0.8)["tau"]
+    z = norm.ppf(0.9) * errors["tau"] / means.params["tau"]
+    np.testing.assert_allclose(
+        [low, high], means.params["tau"] * np.exp([-z, z]), rtol=1e-3
+    )
+    assert list(means.covariance().columns) == ["mu", "tau"]
+    np.testing.assert_allclose(np.diag(means.correlation()), 1)
+    means.print_summary()
+    text = capsys.readouterr().out
+    assert f"{float(errors['mu']):10.4f}" in text
+
+
+def test_a_standard_deviation_at_zero_is_said_and_leaves_no_nan(capsys):
+    y = np.array([0.9, 1.0, 1.2, 0.8, 1.1, 1.0], np.float32)  # less than unit noise gives
+    jala = JALAEM(normal_means, num_particles=256)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        jala.run(random.key(0), 150, y, progress_bar=False)
+    assert any("hardly determine tau" in str(warning.message) for warning in caught)
+    jala.print_summary()
+    assert "nan" not in capsys.readouterr().out
+    np.testing.assert_allclose(jala.standard_errors()["mu"], np.sqrt(1 / 6), rtol=0.05)
+    maximum = norm(y.mean(), 1).logpdf(y).sum()
+    assert abs(jala.log_evidence - maximum) < 4 * jala.log_evidence_se + 0.05
