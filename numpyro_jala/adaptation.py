@@ -78,13 +78,16 @@ def others_variance(weight: Array, values: Array) -> Array:
 def shrunk_factor(covariance: Array, num_draws: Array) -> Array:
     """Return a Cholesky factor of a covariance shrunk towards its diagonal.
 
-    With ``n`` draws of ``dim`` coordinates the off-diagonal keeps ``n / (n + dim)`` of
-    itself, which leaves a good estimate alone and keeps a poor one well-conditioned.
+    Correlations lose the share of their sum of squares that is noise (Schäfer and
+    Strimmer 2005): what is clearly correlated stays so, and a cloud of independent
+    coordinates is seen as one, however few the draws.
     """
     dim = covariance.shape[-1]
     scale = jnp.sqrt(jnp.maximum(jnp.diagonal(covariance), 1e-20))
     correlation = covariance / (scale[:, None] * scale)
-    keep = num_draws / (num_draws + dim)
+    apart = jnp.sum(jnp.where(jnp.eye(dim, dtype=bool), 0.0, correlation**2))
+    noise = dim * (dim - 1) / jnp.maximum(num_draws, 1.0)
+    keep = 1 - jnp.minimum(noise / jnp.maximum(apart, 1e-30), 1.0)
     matrix = keep * correlation + (1 - keep + 1e-6) * jnp.eye(dim, dtype=scale.dtype)
     return scale[:, None] * jnp.linalg.cholesky(matrix)
 

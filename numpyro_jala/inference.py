@@ -25,8 +25,8 @@ _MOST_ANNEALING = 5_000
 #: Rest at the estimate: steps to go there and settle, then clouds to keep, and how many
 #: steps apart.
 _SETTLE, _CLOUDS, _APART = 8, 5, 6
-#: A covariance of the latents needs this many other particles for each of them.
-_DRAWS_PER_DIM = 8
+#: Most latents whose correlations are learned.
+_MOST_DENSE = 256
 
 
 class JALAEM(Results):
@@ -207,8 +207,7 @@ class JALAEM(Results):
         preconditioner = self.preconditioner or "none"
         size = self.num_particles // self.num_islands
         if preconditioner == "auto":
-            few = _DRAWS_PER_DIM * layout.dim <= size * (self.num_islands - 1)
-            preconditioner = "dense" if few else "diagonal"
+            preconditioner = "dense" if layout.dim <= _MOST_DENSE else "diagonal"
         few_params = layout.init_params.size <= em.FEW_PARAMS
         return Settings(
             num_islands=self.num_islands,

@@ -234,13 +234,14 @@ def doubts(run: Run) -> list[str]:
 def _open_params(run: Run) -> list[str]:
     """Return a sentence for each parameter of which the data say nothing."""
     result, layout = run.result, run.fixed.layout
-    if result.information is None:
+    # One island alone cannot tell what the data do not say from noise.
+    if result.information is None or run.fixed.settings.num_islands == 1:
         return []
     found = estimates(layout, result.params, result.uncertainty, 0.9)
     return [
-        f"The data hardly determine {label}, estimated as {float(each.value[index]):.3g}: it "
-        "may be at the edge of its support. It has no standard error, and the others are "
-        "as if it were known."
+        f"The data hardly determine {label}, estimated as {float(each.value[index]):.3g}, or "
+        "too few particles hide it. It may be at the edge of its support. It has no "
+        "standard error, and those of the others are as if it were known."
         for name, each in found.items()
         for label, index in label_entries(name, each.value)
         if not np.isfinite(each.standard_error[index])

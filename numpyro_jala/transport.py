@@ -23,6 +23,8 @@ from numpyro_jala.smc import Cloud
 from numpyro_jala.weights import covariance, pool
 
 _RIDGE = 1e-6
+#: A regression on the gradients needs this many other particles for each coordinate.
+_DRAWS_PER_DIM = 8
 
 
 class Transport(NamedTuple):
@@ -77,7 +79,8 @@ def learn(
         What was learned a step ago, and how much of it to keep.
     """
     rate = jnp.where(weight[..., None] > 0, rate, 0.0)
-    if factor.ndim == 3:
+    num_others = weight.size - weight.shape[1]
+    if factor.ndim == 3 and _DRAWS_PER_DIM * factor.shape[-1] <= num_others:
         learned = _regress(weight, cloud, rate, factor)
     else:
         # The mean moves by minus the covariance of position and rate. Each entry is

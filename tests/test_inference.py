@@ -246,6 +246,7 @@ def run_paper(jala, seed):
     )
 
 
+@pytest.mark.filterwarnings("ignore:The parameters have not converged")
 def test_the_algorithm_as_printed_tracks_the_evidence(paper):
     errors = []
     for seed in range(60):
@@ -258,6 +259,7 @@ def test_the_algorithm_as_printed_tracks_the_evidence(paper):
     assert len(trace["mu"]) == 50 and abs(end["mu"]) > 0.15
 
 
+@pytest.mark.filterwarnings("ignore:The parameters have not converged")
 def test_adam_moves_as_on_the_exact_score_with_many_particles():
     jala = JALAEM(
         normal_means,
