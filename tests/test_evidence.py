@@ -52,7 +52,9 @@ def one_bridge(rng_key):
 
 def test_the_bridge_is_right_and_its_error_honest():
     keys = random.split(random.key(0), 2_000)
-    found, error, islands = jax.jit(jax.vmap(one_bridge))(keys)
+    found, error, islands = jax.jit(lambda all_keys: jax.lax.map(one_bridge, all_keys))(
+        keys
+    )
     assert_mean(found, EXACT, resolution=0.01)
     assert_mean(islands, EXACT, resolution=0.02)
     z = (np.asarray(found) - EXACT) / np.asarray(error)
@@ -83,5 +85,5 @@ def test_weights_of_particles_count():
             weight, target(position) - at_particles, target(draws) - at_draws
         ).log_evidence
 
-    found = jax.jit(jax.vmap(weighted))(keys)
+    found = jax.jit(lambda all_keys: jax.lax.map(weighted, all_keys))(keys)
     assert_mean(found, EXACT + 0.5 * np.log(2 * np.pi), resolution=0.01)
