@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 
 from numpyro_jala._typing import Array
 from numpyro_jala.information import Uncertainty
@@ -65,7 +64,7 @@ def _delta(layout: Layout, params: Array, uncertainty: Uncertainty) -> _Delta:
 
 
 def estimates(
-    layout: Layout, params: Array, uncertainty: Uncertainty, prob: float
+    layout: Layout, params: Array, uncertainty: Uncertainty | None, prob: float
 ) -> dict[str, Estimate]:
     """Return the estimate of each parameter array.
 
@@ -74,8 +73,10 @@ def estimates(
     one of a simplex, has no such scale of its own, and its interval is symmetric.
     """
     leaves = param_leaves(jax.device_get(layout.constrain_params(params)))
-    if not leaves:
-        return {}
+    if uncertainty is None:
+        # Very many parameters: no matrix as large as their square.
+        unknown = {name: np.full(leaf.shape, np.nan) for name, leaf in leaves.items()}
+        return {n: Estimate(leaf, *(3 * [unknown[n]])) for n, leaf in leaves.items()}
     jacobian, covariance = _delta(layout, params, uncertainty)
     value = np.concatenate([leaf.reshape(-1) for leaf in leaves.values()]).astype(float)
     error = np.sqrt(np.diag(covariance))
@@ -96,11 +97,6 @@ def estimates(
     return result
 
 
-def covariance(layout: Layout, params: Array, uncertainty: Uncertainty) -> pd.DataFrame:
-    """Return the covariance of the estimates, by the delta method."""
-    leaves = param_leaves(jax.device_get(layout.constrain_params(params)))
-    labels = [label for n, leaf in leaves.items() for label, _ in label_entries(n, leaf)]
-    if not labels:
-        return pd.DataFrame()
-    matrix = _delta(layout, params, uncertainty).covariance
-    return pd.DataFrame(matrix, index=labels, columns=labels)
+def covariance(layout: Layout, params: Array, uncertainty: Uncertainty) -> np.ndarray:
+    """Return the covariance of all entries of the estimates, by the delta method."""
+    return _delta(layout, params, uncertainty).covariance

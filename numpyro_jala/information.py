@@ -145,10 +145,3 @@ def invert(information: Information, is_free: np.ndarray) -> Uncertainty:
         score = information.score[known]
         shortfall = float(0.5 * score @ inverse @ score)
     return Uncertainty(covariance, known, shortfall)
-
-
-def unknown(num_params: int) -> Uncertainty:
-    """Stand in where nothing was found out: there are no parameters, or very many."""
-    shape = (num_params, num_params)
-    shortfall = float("nan") if num_params else 0.0
-    return Uncertainty(np.full(shape, np.nan), np.zeros(num_params, bool), shortfall)

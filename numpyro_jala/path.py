@@ -172,7 +172,6 @@ def step(
     grad_norm = jnp.linalg.norm(planned.score)
     return new, Info(
         params=target.params,
-        score=planned.score,
         temperature=target.temperature,
         log_evidence=smc.log_evidence(cloud),
         ess=info.ess,

@@ -30,7 +30,7 @@ class Result(NamedTuple):
     bridge: evidence.Bridge
     recursive: Array  # (num_islands,), log-evidence along the path
     information: Information | None
-    uncertainty: Uncertainty
+    uncertainty: Uncertainty | None  # None without parameters, and with very many
     rng_key: PRNGKey
 
 
@@ -99,6 +99,7 @@ class Run:
         known: Information | None,
     ) -> None:
         """Keep the result."""
+        is_free = np.asarray(self.fixed.layout.is_free)
         weight = normalise(state.cloud.log_weight)
         alive = jnp.maximum(jnp.sum(weight.sum(-1) > 0), 1)
         self.finished = Result(
@@ -109,9 +110,7 @@ class Run:
             bridge,
             recursive,
             known,
-            information.invert(known, np.asarray(self.fixed.layout.is_free))
-            if known is not None
-            else information.unknown(params.size),
+            None if known is None else information.invert(known, is_free),
             state.rng_key,
         )
 
@@ -120,6 +119,13 @@ class Sampler(NamedTuple):
     """What ArviZ's converter asks of a sampler: a model to replay."""
 
     model: Any
+
+
+def _shortfall(result: Result) -> float:
+    """Return the nats to the maximum: none without parameters, unknown with many."""
+    if result.uncertainty is not None:
+        return result.uncertainty.shortfall
+    return float("nan") if result.params.size else 0.0
 
 
 def best_evidence(run: Run) -> tuple[float, float]:
@@ -170,7 +176,7 @@ def diagnostics(run: Run) -> dict[str, float]:
         if recursive.size > 1
         else 0.0,
         "overlap": float(result.bridge.overlap),
-        "shortfall": result.uncertainty.shortfall,
+        "shortfall": _shortfall(result),
         "rhat": potential_scale_reduction(weight, np.asarray(result.position)),
         "ess": float(np.median(at_end)),
         "min_ess": float(min((info.ess.min() for info in rows), default=1.0)),
@@ -235,7 +241,8 @@ def _open_params(run: Run) -> list[str]:
     """Return a sentence for each parameter of which the data say nothing."""
     result, layout = run.result, run.fixed.layout
     # One island alone cannot tell what the data do not say from noise.
-    if result.information is None or run.fixed.settings.num_islands == 1:
+    alone = run.fixed.settings.num_islands == 1
+    if alone or result.uncertainty is None or result.uncertainty.known.all():
         return []
     found = estimates(layout, result.params, result.uncertainty, 0.9)
     return [

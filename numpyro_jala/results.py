@@ -58,7 +58,7 @@ class Results:
     def _estimates(self, prob: float) -> dict[str, Estimate]:
         found = self._found
         layout, result = found.fixed.layout, found.result
-        if result.params.size and result.information is None:
+        if result.params.size and result.uncertainty is None:
             raise ValueError(
                 f"The model has {result.params.size} parameters, and their information "
                 f"was not computed: it is for at most {em.FEW_PARAMS}."
@@ -81,10 +81,17 @@ class Results:
 
     def covariance(self) -> pd.DataFrame:
         """Return the covariance of the estimates of the params."""
-        self._estimates(0.9)
-        found = self._found
-        layout, result = found.fixed.layout, found.result
-        return estimates.covariance(layout, result.params, result.uncertainty)
+        labels = [
+            label
+            for name, each in self._estimates(0.9).items()
+            for label, _ in estimates.label_entries(name, each.value)
+        ]
+        found = self._found.result
+        if found.uncertainty is None:
+            return pd.DataFrame()
+        layout = self._found.fixed.layout
+        matrix = estimates.covariance(layout, found.params, found.uncertainty)
+        return pd.DataFrame(matrix, index=labels, columns=labels)
 
     def correlation(self) -> pd.DataFrame:
         """Return the correlation of the estimates of the params."""

@@ -81,7 +81,6 @@ class Info(NamedTuple):
     """What a user may want to watch."""
 
     params: Array  # (num_params,)
-    score: Array  # (num_params,)
     temperature: Array  # (num_islands,)
     log_evidence: Array  # (num_islands,)
     ess: Array  # (num_islands,), before resampling
@@ -98,7 +97,6 @@ def no_info(state: State) -> Info:
     zero = jnp.zeros((), islands.dtype)
     return Info(
         params=jnp.zeros_like(state.target.params),
-        score=jnp.zeros_like(state.target.params),
         temperature=islands,
         log_evidence=islands,
         ess=islands,

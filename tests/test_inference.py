@@ -246,6 +246,7 @@ def run_paper(jala, seed):
     )
 
 
+# Fifty small steps do not come to the maximum, and every run says so.
 @pytest.mark.filterwarnings("ignore:The parameters have not converged")
 def test_the_algorithm_as_printed_tracks_the_evidence(paper):
     errors = []
@@ -259,7 +260,6 @@ def test_the_algorithm_as_printed_tracks_the_evidence(paper):
     assert len(trace["mu"]) == 50 and abs(end["mu"]) > 0.15
 
 
-@pytest.mark.filterwarnings("ignore:The parameters have not converged")
 def test_adam_moves_as_on_the_exact_score_with_many_particles():
     jala = JALAEM(
         normal_means,
@@ -269,14 +269,15 @@ def test_adam_moves_as_on_the_exact_score_with_many_particles():
     )
     particles = {"x": np.concatenate([posterior_draws(i)["x"] for i in range(100)])}
     exact = normal_means_log_likelihood({"mu": 0.0, "tau": 0.5})
-    jala.run(
-        random.key(0),
-        3,
-        SCHOOLS,
-        progress_bar=False,
-        init_particles=particles,
-        init_log_evidence=exact,
-    )
+    with pytest.warns(UserWarning, match="nats short"):
+        jala.run(
+            random.key(0),
+            3,
+            SCHOOLS,
+            progress_bar=False,
+            init_particles=particles,
+            init_log_evidence=exact,
+        )
     mu, log_tau = 0.0, np.log(0.5)
     for _ in range(3):
         variance = 1 + np.exp(2 * log_tau)
@@ -337,6 +338,10 @@ def test_many_parameters_climb_with_the_default():
         warnings.simplefilter("ignore")
         jala.run(random.key(0), 150, y, progress_bar=False)
     assert np.mean((jala.params["w"] - y) ** 2) < 0.3 * np.mean(y**2)
+    assert np.isnan(jala.diagnostics()["shortfall"])
+    with pytest.raises(ValueError, match="70 parameters"):
+        jala.standard_errors()
+    jala.print_summary()
 
 
 def said(jala, num_steps, *args, **kwargs):

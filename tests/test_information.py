@@ -142,6 +142,9 @@ def test_a_run_reports_the_standard_errors_of_the_exact_likelihood(means, capsys
         [low, high], means.params["tau"] * np.exp([-z, z]), rtol=1e-3
     )
     assert list(means.covariance().columns) == ["mu", "tau"]
+    stored = means.to_inference_data()["estimate"]["tau"]
+    np.testing.assert_allclose(stored.sel(statistic="se"), errors["tau"])
+    np.testing.assert_allclose(stored.sel(statistic="estimate"), means.params["tau"])
     np.testing.assert_allclose(np.diag(means.correlation()), 1)
     means.print_summary()
     text = capsys.readouterr().out
