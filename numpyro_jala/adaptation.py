@@ -4,8 +4,11 @@ What is computed from the particles it then moves biases the evidence; what come
 other particles does not. So each island casts a vote, and follows the votes of the rest.
 """
 
-import jax
+from collections.abc import Callable
+from typing import Any
+
 import jax.numpy as jnp
+from jax import lax
 from jax.scipy.special import ndtri
 
 from numpyro_jala._typing import Array
@@ -38,6 +41,15 @@ def others_mean(values: Array, alive: Array) -> Array:
     return others(jnp.where(living, values, 0.0)) / count
 
 
+def by_island(fn: Callable[..., Any], *arrays: Any) -> Any:
+    """Apply a function to the entries along the leading axis, one after the other.
+
+    For factorisations on a CPU: jaxlib spreads batched ones over a pool of threads, where
+    two at a time can wait for each other for ever.
+    """
+    return lax.map(lambda entries: fn(*entries), arrays)
+
+
 def _centre(weight: Array, values: Array) -> Array:
     """Subtract the cloud's mean: moments about it lose fewer digits."""
     alive = jnp.maximum(jnp.sum(weight.sum(-1) > 0), 1)
@@ -67,42 +79,18 @@ def others_covariance(weight: Array, first: Array, second: Array) -> Array:
     return others_mean(product, alive) - mean_x[:, :, None] * mean_z[:, None, :]
 
 
+def others_products(weight: Array, first: Array, second: Array) -> Array:
+    """Return the covariance of each column of one kind with that of another kind."""
+    alive = weight.sum(-1) > 0
+    x, z = _centre(weight, first), _centre(weight, second)
+    mean_x = others_mean(jnp.einsum("jn,jnd->jd", weight, x), alive)
+    mean_z = others_mean(jnp.einsum("jn,jnd->jd", weight, z), alive)
+    return others_mean(jnp.einsum("jn,jnd->jd", weight, x * z), alive) - mean_x * mean_z
+
+
 def others_variance(weight: Array, values: Array) -> Array:
     """Return the variance of each column, for each island from the rest."""
-    alive = weight.sum(-1) > 0
-    x = _centre(weight, values)
-    mean = others_mean(jnp.einsum("jn,jnd->jd", weight, x), alive)
-    return others_mean(jnp.einsum("jn,jnd->jd", weight, x**2), alive) - mean**2
-
-
-def shrunk_factor(covariance: Array, num_draws: Array) -> Array:
-    """Return a Cholesky factor of a covariance shrunk towards its diagonal.
-
-    Correlations lose the share of their sum of squares that is noise (Schäfer and
-    Strimmer 2005): what is clearly correlated stays so, and a cloud of independent
-    coordinates is seen as one, however few the draws.
-    """
-    dim = covariance.shape[-1]
-    scale = jnp.sqrt(jnp.maximum(jnp.diagonal(covariance), 1e-20))
-    correlation = covariance / (scale[:, None] * scale)
-    apart = jnp.sum(jnp.where(jnp.eye(dim, dtype=bool), 0.0, correlation**2))
-    noise = dim * (dim - 1) / jnp.maximum(num_draws, 1.0)
-    keep = 1 - jnp.minimum(noise / jnp.maximum(apart, 1e-30), 1.0)
-    matrix = keep * correlation + (1 - keep + 1e-6) * jnp.eye(dim, dtype=scale.dtype)
-    return scale[:, None] * jnp.linalg.cholesky(matrix)
-
-
-def others_factor(weight: Array, position: Array, dense: bool) -> Array:
-    """Return a factor of each island's covariance, as the rest see it.
-
-    A lower triangle (num_islands, dim, dim), or a diagonal (num_islands, dim).
-    """
-    if not dense:
-        return jnp.sqrt(jnp.maximum(others_variance(weight, position), 1e-20))
-    squares = jnp.sum(weight**2, -1)
-    num_draws = jnp.where(squares > 0, 1 / jnp.where(squares > 0, squares, 1.0), 0.0)
-    covariance = others_covariance(weight, position, position)
-    return jax.vmap(shrunk_factor)(covariance, others(num_draws))
+    return others_products(weight, values, values)
 
 
 def gaussian_step_size(dim: int) -> float:

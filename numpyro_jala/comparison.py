@@ -19,6 +19,16 @@ _GRADES = (
 )
 
 
+def aic(log_likelihood: Any, num_params: Any) -> Any:
+    """Return Akaike's criterion, smaller being better."""
+    return 2 * num_params - 2 * log_likelihood
+
+
+def bic(log_likelihood: Any, num_params: Any, num_observations: Any) -> Any:
+    """Return Schwarz's criterion, NaN where observations cannot be counted."""
+    return num_params * np.log(num_observations) - 2 * log_likelihood
+
+
 class _Model(NamedTuple):
     log_evidence: float
     error: float
@@ -109,8 +119,8 @@ def compare(
             "log_bayes_factor": log_evidence - best.log_evidence,
             "probability": share / share.sum(),
             "num_params": num_params,
-            "aic": 2 * num_params - 2 * log_evidence,
-            "bic": num_params * np.log(num_observations) - 2 * log_evidence,
+            "aic": aic(log_evidence, num_params),
+            "bic": bic(log_evidence, num_params, num_observations),
         },
         index=names,
     )

@@ -13,9 +13,10 @@ import xarray as xr
 
 from numpyro_jala import stages
 from numpyro_jala._typing import Array
+from numpyro_jala.diagnosis import best_evidence, diagnostics, num_observations
 from numpyro_jala.estimates import estimates, param_leaves
 from numpyro_jala.model import describe_dims, observed_data
-from numpyro_jala.report import Run, best_evidence, diagnostics
+from numpyro_jala.record import Run
 from numpyro_jala.state import ASCEND, CLIMB, Info
 from numpyro_jala.weights import effective_fraction, log_mean_exp
 
@@ -24,6 +25,10 @@ _PACKAGES = ("numpyro_jala", "numpyro", "jax", "arviz")
 _MOST_TRACED = 10_000
 #: Probability of the intervals that are stored.
 _INTERVAL = 0.9
+
+
+#: Draws of the observed sites, and the log-likelihood of what was observed.
+Predicted = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
 
 
 def _name(name: str) -> str:
@@ -86,7 +91,7 @@ def _attrs(run: Run) -> dict[str, Any]:
         "log_evidence": log_evidence,
         "log_evidence_se": error,
         "num_params": int(run.fixed.layout.init_params.size),
-        "num_observations": _num_observations(run),
+        "num_observations": num_observations(run),
         "num_islands": settings.num_islands,
         "num_particles": settings.num_islands * settings.num_particles,
         "preconditioner": settings.preconditioner,
@@ -97,16 +102,6 @@ def _attrs(run: Run) -> dict[str, Any]:
         **{f"{name}_version": _version(name) for name in _PACKAGES},
         **{f"diagnostic_{k}": v for k, v in diagnostics(run).items()},
     }
-
-
-def _num_observations(run: Run) -> float:
-    """Count the observations, where one site alone holds them all."""
-    sizes = [
-        np.size(site["value"])
-        for site in run.trace.values()
-        if site["type"] == "sample" and site["is_observed"]
-    ]
-    return float(sizes[0]) if len(sizes) == 1 and sizes[0] else float("nan")
 
 
 def _version(package: str) -> str:
@@ -176,6 +171,7 @@ def to_inference_data(
     run: Run,
     samples: dict[str, np.ndarray],
     constrain: Callable[[Array], dict[str, np.ndarray]],
+    predicted: Predicted | None = None,
 ) -> Any:
     """Return an ``InferenceData``, or a ``DataTree`` where ArviZ is 1.0 or later."""
     with warnings.catch_warnings():
@@ -183,6 +179,11 @@ def to_inference_data(
         warnings.simplefilter("ignore", FutureWarning)
         import arviz
     found, attrs = groups(run, samples, constrain), _attrs(run)
+    if predicted is not None:
+        dims, chains = describe_dims(run.trace), ("chain", "draw")
+        names = ("posterior_predictive", "log_likelihood")
+        for name, values in zip(names, predicted, strict=True):
+            found[name] = _dataset(values, chains, dims)
     if arviz.__version__.startswith("0."):
         return arviz.InferenceData(attrs=attrs, warn_on_custom_groups=False, **found)
     tree = xr.DataTree.from_dict({f"/{name}": data for name, data in found.items()})

@@ -20,7 +20,8 @@ from jax import lax, random
 from jax.scipy.linalg import solve_triangular
 
 from numpyro_jala._typing import Array, PRNGKey
-from numpyro_jala.adaptation import others_factor, others_mean
+from numpyro_jala.adaptation import by_island, others_mean
+from numpyro_jala.geometry import others_factor
 
 _ITERATIONS = 200
 
@@ -51,11 +52,11 @@ def log_density(gaussian: Gaussian, position: Array) -> Array:
     return -0.5 * jnp.sum(noise**2, -1) - log_norm
 
 
-def fit_others(weight: Array, position: Array, dense: bool) -> Gaussian:
+def fit_others(weight: Array, position: Array, gradient: Array, dense: bool) -> Gaussian:
     """Fit a Gaussian for each island on the particles of the rest."""
     alive = weight.sum(-1) > 0
     mean = others_mean(jnp.einsum("jn,jnd->jd", weight, position), alive)
-    return Gaussian(mean, others_factor(weight, position, dense))
+    return Gaussian(mean, others_factor(weight, position, gradient, dense))
 
 
 class Bridge(NamedTuple):
@@ -117,17 +118,16 @@ def bridge(weight: Array, at_particles: Array, at_draws: Array) -> Bridge:
 
 
 def draw_others(
-    rng_key: PRNGKey, weight: Array, position: Array, dense: bool, num_draws: int
+    rng_key: PRNGKey, weight: Array, position: Array, gradient: Array, dense: bool
 ) -> tuple[Array, Array, Array]:
     """Return draws from each island's Gaussian, and log-densities at both ends."""
-    gaussian = fit_others(weight, position, dense)
-    shape = (position.shape[0], num_draws, position.shape[-1])
-    noise = random.normal(rng_key, shape, position.dtype)
+    gaussian = fit_others(weight, position, gradient, dense)
+    noise = random.normal(rng_key, position.shape, position.dtype)
     draws = jax.vmap(from_noise)(gaussian, noise)
     return (
         draws,
-        jax.vmap(log_density)(gaussian, position),
-        jax.vmap(log_density)(gaussian, draws),
+        by_island(log_density, gaussian, position),
+        by_island(log_density, gaussian, draws),
     )
 
 

@@ -9,22 +9,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import random
-from tqdm.auto import tqdm
 
-from numpyro_jala import checks, em, evidence, information, path, reference, report, stages
+from numpyro_jala import checks, diagnosis, driver, em, path, reference, stages
 from numpyro_jala._typing import Array, PRNGKey, Tree
-from numpyro_jala.information import Information
 from numpyro_jala.model import Layout, Trace, lay_out, run_once, split_call
+from numpyro_jala.record import Run
 from numpyro_jala.results import Results
-from numpyro_jala.smc import Cloud
-from numpyro_jala.stages import CHUNK, Data, Fixed
-from numpyro_jala.state import ASCEND, CLIMB, REST, Info, Settings, State
-from numpyro_jala.weights import log_mean_exp, normalise
+from numpyro_jala.stages import Data, Fixed
+from numpyro_jala.state import ASCEND, Info, Settings, State
+from numpyro_jala.weights import log_mean_exp
 
-_MOST_ANNEALING = 5_000
-#: Rest at the estimate: steps to go there and settle, then clouds to keep, and how many
-#: steps apart.
-_SETTLE, _CLOUDS, _APART = 8, 5, 6
 #: Most latents whose correlations are learned.
 _MOST_DENSE = 256
 
@@ -92,7 +86,7 @@ class JALAEM(Results):
         self.reference = reference
         self._optimiser = em.as_optimiser(optim or em.default_for_many())
         self._fixed: dict[Any, Fixed] = {}
-        self._run: report.Run | None = None
+        self._run: Run | None = None
 
     # -- the pure interface, as SVI has it --------------------------------------------
 
@@ -180,7 +174,8 @@ class JALAEM(Results):
         if init_state is None and init_particles is None:
             fitted = reference.make(self.reference, fit_key, layout, first, arrays)
         data = Data(arrays, fitted.gaussian)
-        run = report.Run(fixed, data, trace, args, kwargs, fitted.num_evaluations)
+        run = Run(fixed, data, trace, args, kwargs, fitted.num_evaluations)
+        self._run = run
         if init_state is None:
             given = (init_particles, init_log_evidence)
             state = self._begin(start_key, fixed, data, init_params, *given)
@@ -188,13 +183,12 @@ class JALAEM(Results):
             if init_particles is None and fitted.gaussian is None:
                 draws = state.cloud.position.reshape(-1, layout.dim)
                 run.heaps = checks.find_heaps(jax.vmap(layout.unravel_position)(draws))
-            state = self._anneal(run, state, progress_bar)
+            state = driver.anneal(run, state, progress_bar)
         else:
             state = init_state
-        state = self._ascend(run, state, num_steps, progress_bar)
-        self._finish(run, state)
-        self._run = run
-        for message in report.doubts(run):
+        state = driver.ascend(run, state, num_steps, progress_bar)
+        driver.finish(run, state)
+        for message in diagnosis.doubts(run):
             warnings.warn(message, stacklevel=2)
         return self.to_inference_data()
 
@@ -276,125 +270,3 @@ class JALAEM(Results):
                 + checks.describe_dead_start(trace)
                 + " Start from other params, or check the data."
             )
-
-    def _walk(
-        self,
-        run: report.Run,
-        state: State,
-        stage: int,
-        num_steps: int,
-        goal: Array | None = None,
-        wait: int = 0,
-    ) -> State:
-        """Take a chunk of steps and keep what happened."""
-        goal = state.target.params if goal is None else goal
-        new, infos, count = stages.walk(
-            run.fixed,
-            run.data,
-            state,
-            jnp.asarray(stage),
-            jnp.asarray(num_steps),
-            goal,
-            jnp.asarray(wait),
-        )
-        if not bool(jnp.isfinite(new.cloud.log_weight).any()):
-            self._run = run
-            run.last_state = state
-            raise RuntimeError(
-                "Every particle came to a non-finite log-density within the last "
-                f"{int(count)} steps, near parameters "
-                f"{run.fixed.layout.constrain_params(state.target.params)}. The last good "
-                "state is kept in last_state."
-            )
-        run.keep(stage, jax.device_get(infos), int(count))
-        return new
-
-    def _anneal(self, run: report.Run, state: State, show: bool) -> State:
-        if bool(jnp.all(state.target.temperature >= 1)):
-            return state
-        with tqdm(disable=not show, desc="anneal", unit=" steps") as bar:
-            for _ in range(_MOST_ANNEALING // CHUNK):
-                state = self._walk(run, state, CLIMB, CHUNK)
-                bar.update(run.num_new)
-                bar.set_postfix(run.watch(CLIMB))
-                if bool(jnp.all(state.target.temperature >= 1)):
-                    return state
-        self._run = run
-        run.last_state = state
-        raise RuntimeError(
-            f"Annealing came to temperature {float(state.target.temperature.min()):.3g} in "
-            f"{_MOST_ANNEALING} steps: the reference and the posterior at the first "
-            "parameters are too far apart. Give init_params nearer to the data, or "
-            "reference='laplace'."
-        )
-
-    def _ascend(self, run: report.Run, state: State, num_steps: int, show: bool) -> State:
-        if state.target.params.size == 0:
-            num_steps = 0
-        done = 0
-        with tqdm(total=num_steps, disable=not show or not num_steps, desc="ascend") as bar:
-            try:
-                while done < num_steps:
-                    state = self._walk(run, state, ASCEND, min(CHUNK, num_steps - done))
-                    done += run.num_new
-                    bar.update(run.num_new)
-                    bar.set_postfix(run.watch(ASCEND))
-            except KeyboardInterrupt:
-                warnings.warn(
-                    f"Interrupted after {done} of {num_steps} steps; the result is what "
-                    "was reached by then.",
-                    stacklevel=3,
-                )
-        run.last_state = state
-        return state
-
-    def _finish(self, run: report.Run, state: State) -> None:
-        """Rest at the estimate and estimate the log-evidence there."""
-        params = state.target.params
-        if run.fixed.settings.newton and int(state.num_steps) > 0:
-            # While the parameters still travel, their average is a place left behind.
-            change = state.mean_params - params
-            if bool(em.is_near(state.optim_state, change, _SETTLE // 2)):
-                params = state.mean_params
-        recursive = stages.log_evidence(state)
-        if self.num_islands == 1:
-            known = self._inform(run, state, params, [state.cloud])
-            run.finish(state, params, evidence.unknown(1), recursive, known)
-            return
-        rng_key, bridge_key = random.split(random.fold_in(state.rng_key, 1))
-        state = state._replace(rng_key=rng_key)
-        wait = _SETTLE if params.size else 0
-        state = self._walk(run, state, REST, _SETTLE, params, wait)
-        clouds = []
-        for _ in range(_CLOUDS):
-            state = self._walk(run, state, REST, _APART, params)
-            clouds.append(state.cloud)
-        weight, position, potential = (
-            jnp.concatenate(parts, axis=1)
-            for parts in zip(
-                *(
-                    (normalise(c.log_weight) / _CLOUDS, c.position, c.potential)
-                    for c in clouds
-                ),
-                strict=True,
-            )
-        )
-        bridge = stages.estimate(
-            run.fixed, bridge_key, run.data, params, weight, position, potential
-        )
-        run.num_evaluations += weight.size
-        known = self._inform(run, state, params, clouds)
-        run.finish(state, params, bridge, recursive, known)
-
-    def _inform(
-        self, run: report.Run, state: State, params: Array, clouds: list[Cloud]
-    ) -> Information | None:
-        """Find what the data say about the parameters, if these are few."""
-        if not 0 < params.size <= em.FEW_PARAMS:
-            return None
-        run.num_evaluations += len(clouds) * self.num_particles * (1 + params.size)
-        shift = state.plan.transport_shift[..., 1:]
-        if not run.fixed.settings.newton:
-            shift = jnp.zeros((self.num_islands, run.fixed.layout.dim, params.size))
-        found = [stages.louis(run.fixed, run.data, params, c, shift) for c in clouds]
-        return information.combine(jax.device_get(found))

@@ -8,9 +8,9 @@ posterior (Louis 1982),
     g = E[\nabla U], \qquad I = E[\nabla^2 U] - \mathrm{Cov}[\nabla U],
 
 with derivatives in the parameters :math:`\theta`. Both hold for any potential with the
-same marginal, and so for :math:`U(\theta, x - B(\theta - \hat\theta))` with a fixed
-:math:`B`: particles that follow the parameters make both terms of :math:`I` small, and
-their difference precise.
+same marginal, and so for that of particles which follow the parameters with a flow that
+is fixed before: this makes both terms of :math:`I` small, and their difference precise.
+Where the posterior is Gaussian the score is then the same for all particles, and exact.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from numpyro_jala import smc
+from numpyro_jala import flow, smc, transport
 from numpyro_jala._typing import Array, Potential
 from numpyro_jala.smc import Target
 
@@ -37,8 +37,50 @@ class Moments(NamedTuple):
     curvature: Array  # (num_islands, num_params, num_params)
 
 
+def _follow(
+    potential_fn: Potential,
+    params: Array,
+    weight: Array,
+    position: Array,
+    dense: bool,
+    follows: Array,
+) -> tuple[flow.Frame, flow.Flow, Array]:
+    """Return how the particles follow each parameter, and the scores if they do."""
+    ones = jnp.ones(weight.shape[0], position.dtype)
+    found, _ = smc.evaluate(potential_fn, Target(params, ones), position, each=True)
+    alive = weight[..., None] > 0
+    gradient = jnp.where(alive, found.gradient, 0.0)
+    frame = flow.frame(weight, position, gradient, dense)
+
+    def gradients(values: Array) -> Array:
+        rows = jax.vmap(jax.grad(potential_fn, 2), (None, None, 0))
+        return jax.vmap(rows, (None, None, 0))(values, ones[0], position)
+
+    def follow_one(inputs: tuple[Array, Array]) -> tuple[flow.Flow, Array]:
+        direction, score = inputs
+        change = jax.jvp(gradients, (params,), (direction,))[1]
+        learned = flow.follow(frame, weight, position, jnp.where(alive, change, 0.0))
+        following = score - jax.vmap(flow.rate)(frame, learned, position, gradient)
+        # Only where it saves more than it costs. This is false for NaN as well.
+        spread = transport.variance(weight, jnp.stack([following, score], -1))
+        helps = follows & (spread[0] < spread[1])
+        kept = jax.tree.map(lambda leaf: jnp.where(helps, leaf, 0.0), learned)
+        return kept, jnp.where(helps, following, score)
+
+    # One direction at a time, here and below: no more memory than a step takes.
+    directions = jnp.eye(params.size, dtype=params.dtype)
+    scores = jnp.moveaxis(jnp.where(alive, found.scores, 0.0), -1, 0)
+    flows, scores = lax.map(follow_one, (directions, scores))
+    return frame, flows, jnp.where(alive, jnp.moveaxis(scores, 0, -1), 0.0)
+
+
 def moments(
-    potential_fn: Potential, params: Array, weight: Array, position: Array, shift: Array
+    potential_fn: Potential,
+    params: Array,
+    weight: Array,
+    position: Array,
+    dense: bool,
+    follows: Array,
 ) -> Moments:
     """Average the scores, their squares and the second derivatives over each island.
 
@@ -48,32 +90,35 @@ def moments(
         Normalised within each island, (num_islands, num_particles).
     position
         (num_islands, num_particles, dim)
-    shift
-        How the particles of an island follow the parameters, (num_islands, dim, num_params).
+    dense
+        Whether the coordinates are related to each other as they follow the parameters.
+    follows
+        Whether the particles follow the parameters at all.
     """
-    ones = jnp.ones(weight.shape[0], position.dtype)
-    found, _ = smc.evaluate(potential_fn, Target(params, ones), position, each=True)
-    scores = found.scores - jnp.einsum("jnd,jdp->jnp", found.gradient, shift)
-    scores = jnp.where(weight[..., None] > 0, scores, 0.0)
+    frame, flows, scores = _follow(potential_fn, params, weight, position, dense, follows)
+    one = jnp.ones((), position.dtype)
 
-    def mean_potential(values: Array, w: Array, x: Array, b: Array) -> Array:
-        followed = x - b @ (values - params)
-        potential = jax.vmap(potential_fn, (None, None, 0))(values, ones[0], followed)
+    def mean_potential(
+        values: Array, w: Array, x: Array, own_frame: flow.Frame, own_flows: flow.Flow
+    ) -> Array:
+        change = values - params
+        total = jax.tree.map(lambda leaf: jnp.tensordot(change, leaf, 1), own_flows)
+        followed = x - flow.displace(own_frame, total, x)
+        potential = jax.vmap(potential_fn, (None, None, 0))(values, one, followed)
         return jnp.sum(jnp.where(w > 0, w * potential, 0.0))
 
     def slopes(values: Array) -> Array:
-        each = jax.vmap(jax.grad(mean_potential), (None, 0, 0, 0))
-        return each(values, weight, position, shift)
+        each = jax.vmap(jax.grad(mean_potential), (None, 0, 0, 0, 1))
+        return each(values, weight, position, frame, flows)
 
-    # One direction at a time: no more memory than a step takes.
-    curvature = lax.map(
-        lambda direction: jax.jvp(slopes, (params,), (direction,))[1],
-        jnp.eye(params.size, dtype=params.dtype),
-    )
+    def curvature_along(direction: Array) -> Array:
+        return jax.jvp(slopes, (params,), (direction,))[1]
+
+    curvature = lax.map(curvature_along, jnp.eye(params.size, dtype=params.dtype))
     return Moments(
         jnp.einsum("jn,jnp->jp", weight, scores),
         jnp.einsum("jn,jnp,jnq->jpq", weight, scores, scores),
-        jnp.swapaxes(curvature, 0, 1),
+        jnp.swapaxes(curvature, 0, 1) + flow.volume_curvature(flows),
     )
 
 
@@ -82,11 +127,13 @@ class Information(NamedTuple):
 
     observed
         The observed information.
-    observed_se
-        Its Monte Carlo standard error, from the islands.
+    score_noise, observed_se
+        Monte Carlo covariance of the score and standard error of the information, from
+        the islands.
     """
 
     score: np.ndarray  # (num_params,)
+    score_noise: np.ndarray  # (num_params, num_params)
     observed: np.ndarray  # (num_params, num_params)
     observed_se: np.ndarray  # (num_params, num_params)
 
@@ -102,10 +149,22 @@ def combine(all_moments: list[Moments]) -> Information:
     covariance = outer - cross - np.swapaxes(cross, 1, 2) + np.outer(mean, mean)
     observed = curvature - covariance
     observed = (observed + np.swapaxes(observed, 1, 2)) / 2
-    error = np.full_like(observed[0], np.nan)
-    if len(observed) > 1:
-        error = observed.std(0, ddof=1) / np.sqrt(len(observed))
-    return Information(mean, observed.mean(0), error)
+    num_islands = len(observed)
+    if num_islands == 1:
+        nan = np.full_like(observed[0], np.nan)
+        return Information(mean, nan, observed[0], nan)
+    error = observed.std(0, ddof=1) / np.sqrt(num_islands)
+    noise = (score - mean).T @ (score - mean) / (num_islands * (num_islands - 1))
+    return Information(mean, noise, observed.mean(0), error)
+
+
+def is_quieter(first: Information, second: Information) -> bool:
+    """Tell whether one information has less noise than another."""
+    scale = np.sqrt(np.abs(np.diag(second.observed)))
+    size = np.outer(scale, scale)
+    return bool(
+        np.sum((first.observed_se / size) ** 2) < np.sum((second.observed_se / size) ** 2)
+    )
 
 
 class Uncertainty(NamedTuple):
@@ -115,12 +174,16 @@ class Uncertainty(NamedTuple):
         Of the estimate; rows and columns of parameters that are not known are NaN.
     known
         Parameters of which the data say something. The others are held fixed.
+    promise
+        Nats that a parameter which is not known would still gain if it moved on: none at
+        the edge of its support, and some where the likelihood is not concave.
     shortfall
         Nats between the log-likelihood at the estimate and at the maximum.
     """
 
     covariance: np.ndarray  # (num_params, num_params)
     known: np.ndarray  # (num_params,)
+    promise: np.ndarray  # (num_params,)
     shortfall: float
 
 
@@ -138,10 +201,27 @@ def invert(information: Information, is_free: np.ndarray) -> Uncertainty:
         # Leave out the parameter that the flattest direction is most about.
         known[np.flatnonzero(known)[np.argmax(np.abs(vectors[:, 0]))]] = False
     covariance = np.full_like(observed, np.nan)
-    shortfall = 0.0
+    loud = np.abs(information.score) > 3 * np.sqrt(np.diag(information.score_noise))
+    least = np.maximum(np.abs(size), _LEAST)
+    promise = np.where(loud & ~known, 0.5 * information.score**2 / least, 0.0)
+    shortfall = float(promise.sum())
     if known.any():
         inverse = np.linalg.inv(observed[np.ix_(known, known)])
         covariance[np.ix_(known, known)] = inverse
         score = information.score[known]
-        shortfall = float(0.5 * score @ inverse @ score)
-    return Uncertainty(covariance, known, shortfall)
+        shortfall += float(0.5 * score @ inverse @ score)
+    return Uncertainty(covariance, known, promise, shortfall)
+
+
+def newton_step(information: Information, uncertainty: Uncertainty) -> np.ndarray:
+    """Return the step to the maximum, short by the share of it that is noise.
+
+    Of the decrement of a score, its nats to the maximum, the noise of the score makes up
+    some. A full step would put the error of that noise in the place of the error that
+    there is.
+    """
+    covariance = np.nan_to_num(uncertainty.covariance)
+    noise = 0.5 * np.sum(covariance * information.score_noise)
+    step = -covariance @ information.score
+    decrement = -0.5 * information.score @ step
+    return (1 - min(noise / max(decrement, 1e-30), 1.0)) * step

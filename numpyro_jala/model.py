@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
-from numpyro.distributions import ImproperUniform, biject_to, constraints
+from numpyro.distributions import ImproperUniform, Unit, biject_to, constraints
 from numpyro.infer.util import potential_energy
 from numpyro.primitives import Messenger
 
@@ -48,6 +48,15 @@ class Temper(Messenger):  # type: ignore[misc]
         if is_likelihood and msg["name"] not in self.jacobians:
             scale = msg.get("scale")
             msg["scale"] = self.temperature if scale is None else scale * self.temperature
+
+
+class Unobserve(Messenger):  # type: ignore[misc]
+    """Draw the observed sites anew."""
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """Forget what was observed."""
+        if msg["type"] == "sample" and msg["is_observed"] and not _is_factor(msg):
+            msg["is_observed"], msg["value"] = False, None
 
 
 class Frozen:
@@ -147,7 +156,7 @@ class Layout:
 
     def unconstrain_params(self, values: dict[str, Tree]) -> Array:
         """Map values of the param sites to a flat unconstrained vector."""
-        return ravel_pytree(unconstrain(values, self.constraints))[0]
+        return _strong(ravel_pytree(unconstrain(values, self.constraints))[0])
 
     def _at(self, params: Array) -> Callable[..., Any]:
         return handlers.substitute(self.model, data=self.constrain_params(params))
@@ -174,13 +183,15 @@ class Layout:
         sites = self.trace(rng_key, params, arrays)
         return ravel_pytree({name: _unconstrained(sites[name]) for name in self.latents})[0]
 
-    def constrain(
-        self, params: Array, position: Array, arrays: list[Array]
-    ) -> dict[str, Array]:
-        """Map one position to the values of latent and deterministic sites.
-
-        The model is replayed: a support may depend on params or on other latents.
-        """
+    def _replay(
+        self,
+        rng_key: PRNGKey,
+        params: Array,
+        position: Array,
+        arrays: list[Array],
+        inner_fn: Callable[..., Any] = lambda model: model,
+    ) -> Trace:
+        """Run the model at one position; a support may depend on params or latents."""
         args, kwargs = self.call.fill(arrays)
         free = self.unravel_position(position)
 
@@ -189,14 +200,32 @@ class Layout:
                 return biject_to(site["fn"].support)(free[site["name"]])
             return None
 
-        replayed = handlers.substitute(self._at(params), substitute_fn=value_of)
-        seeded = handlers.seed(replayed, jax.random.key(0))
-        sites = handlers.trace(seeded).get_trace(*args, **kwargs)
+        # What un-observes a site must stand within what seeds it.
+        inner = inner_fn(self._at(params))
+        replayed = handlers.substitute(inner, substitute_fn=value_of)
+        seeded = handlers.seed(replayed, rng_key)
+        return dict(handlers.trace(seeded).get_trace(*args, **kwargs))
+
+    def constrain(
+        self, params: Array, position: Array, arrays: list[Array]
+    ) -> dict[str, Array]:
+        """Map one position to the values of latent and deterministic sites."""
+        sites = self._replay(jax.random.key(0), params, position, arrays)
         return {
             name: site["value"]
             for name, site in sites.items()
-            if name in free or site["type"] == "deterministic"
+            if name in self.latents or site["type"] == "deterministic"
         }
+
+    def predict(
+        self, rng_key: PRNGKey, params: Array, position: Array, arrays: list[Array]
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Draw the observed sites at one position, and weigh what was observed there."""
+        sites = self._replay(rng_key, params, position, arrays)
+        seen = {name: site for name, site in sites.items() if _is_data(site)}
+        log_likelihood = {n: site["fn"].log_prob(site["value"]) for n, site in seen.items()}
+        drawn = self._replay(rng_key, params, position, arrays, Unobserve)
+        return {name: drawn[name]["value"] for name in seen}, log_likelihood
 
     def unconstrain(
         self, params: Array, values: dict[str, Array], arrays: list[Array]
@@ -207,6 +236,11 @@ class Layout:
         seeded = handlers.seed(fixed, jax.random.key(0))
         sites = handlers.trace(seeded).get_trace(*args, **kwargs)
         return ravel_pytree({name: _unconstrained(sites[name]) for name in self.latents})[0]
+
+
+def _strong(values: Array) -> Array:
+    """Fix the type of numbers that Python gave, or a loop would be compiled twice."""
+    return jnp.asarray(values, values.dtype)
 
 
 def _unconstrained(site: dict[str, Any]) -> Array:
@@ -284,7 +318,7 @@ def lay_out(
         call=split_call(args, kwargs, keep_arrays)[0],
         latents=tuple(latents),
         constraints=supports,
-        init_params=init_params,
+        init_params=_strong(init_params),
         unravel_params=unravel_params,
         unravel_position=unravel_position,
         dim=position.size,
@@ -318,12 +352,14 @@ def describe_dims(trace: Trace) -> dict[str, tuple[str, ...]]:
     return dims
 
 
+def _is_factor(site: dict[str, Any]) -> bool:
+    return isinstance(base_distribution(site["fn"]), Unit)
+
+
+def _is_data(site: dict[str, Any]) -> bool:
+    return site["type"] == "sample" and site["is_observed"] and not _is_factor(site)
+
+
 def observed_data(trace: Trace) -> dict[str, np.ndarray]:
     """Return the values of observed sites, factors left out."""
-    return {
-        name: np.asarray(site["value"])
-        for name, site in trace.items()
-        if site["type"] == "sample"
-        and site["is_observed"]
-        and type(site["fn"]).__name__ != "Unit"
-    }
+    return {n: np.asarray(site["value"]) for n, site in trace.items() if _is_data(site)}

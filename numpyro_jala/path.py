@@ -18,12 +18,12 @@ from numpyro_jala.adaptation import (
     MOVE_VARIANCE,
     TEST_STRETCH,
     gaussian_step_size,
-    others_factor,
     others_mean,
     refusal_variance,
     step_size_vote,
     weight_variance,
 )
+from numpyro_jala.geometry import others_factor
 from numpyro_jala.langevin import Kernel
 from numpyro_jala.planning import plan
 from numpyro_jala.resampling import SCHEMES
@@ -55,7 +55,8 @@ def start(
     dtype, (num_islands, _, dim) = position.dtype, position.shape
     factor = jnp.ones((num_islands,), dtype)
     if settings.adapts:
-        factor = others_factor(weight, position, settings.preconditioner == "dense")
+        dense = settings.preconditioner == "dense"
+        factor = others_factor(weight, position, cloud.gradient, dense)
     size = settings.step_size or gaussian_step_size(dim)
     num_params = target.params.size
     if settings.newton:
@@ -110,6 +111,26 @@ def _kernel(
     return Kernel(stretch * step_size, state.factor, shift), change
 
 
+def _next_target(
+    state: State, stage: Array, goal: Array, wait: Array
+) -> tuple[Target, Array]:
+    """Return the next target, and whether it is the one where the particles stand.
+
+    Short of the ascent the particles and their target take turns: a target that moves
+    while they stand still costs the weights least, and a target that stands still allows
+    a Metropolis test.
+    """
+    resting = stage == REST
+    arrived = resting & (wait <= 0)
+    standing = (stage != ASCEND) & (arrived | (state.num_moves % 2 == 1))
+    here, turns = state.target.params, (wait + 1) // 2
+    approach = here + (goal - here) / jnp.maximum(turns, 1)
+    params = jnp.where(resting, approach, state.plan.target.params)
+    next_ = Target(params, state.plan.target.temperature)
+    target = jax.tree.map(lambda a, b: jnp.where(standing, a, b), state.target, next_)
+    return target, standing
+
+
 def step(
     problem: Problem,
     settings: Settings,
@@ -128,17 +149,8 @@ def step(
         At rest the parameters reach ``goal`` after ``wait`` steps.
     """
     rng_key, move_key, resample_key = random.split(state.rng_key, 3)
-    # Short of the ascent the particles and their target take turns: a target that moves
-    # while they stand still costs the weights least, and a target that stands still
-    # allows a Metropolis test.
-    ascending, resting = stage == ASCEND, stage == REST
-    arrived = resting & (wait <= 0)
-    standing = ~ascending & (arrived | (state.num_moves % 2 == 1))
-    here, turns = state.target.params, (wait + 1) // 2
-    approach = here + (goal - here) / jnp.maximum(turns, 1)
-    params = jnp.where(resting, approach, state.plan.target.params)
-    next_ = Target(params, state.plan.target.temperature)
-    target = jax.tree.map(lambda a, b: jnp.where(standing, a, b), state.target, next_)
+    ascending = stage == ASCEND
+    target, standing = _next_target(state, stage, goal, wait)
     stretch = jnp.where(ascending, 1.0, jnp.where(standing, TEST_STRETCH, 0.0))
     kernel, change = _kernel(settings, state, target, stretch)
     cloud, score_fn, info = smc.step(
@@ -169,7 +181,6 @@ def step(
     scheme = SCHEMES[settings.resampling]
     cloud, resampled = smc.resample(resample_key, cloud, scheme, settings.ess_threshold)
     new = moved._replace(plan=planned, cloud=cloud, optim_state=optim_state)
-    grad_norm = jnp.linalg.norm(planned.score)
     return new, Info(
         params=target.params,
         temperature=target.temperature,
@@ -177,7 +188,7 @@ def step(
         ess=info.ess,
         resampled=resampled,
         step_size=kernel.step_size,
-        grad_norm=grad_norm,
+        grad_norm=jnp.linalg.norm(planned.score),
         promise=planned.promise,
         died=info.died,
     )
@@ -213,6 +224,6 @@ def _refresh_factor(settings: Settings, state: State, cloud: Cloud) -> Array:
     weight = normalise(cloud.log_weight)
     return lax.cond(
         state.num_moves % _FACTOR_EVERY == 0,
-        lambda: others_factor(weight, cloud.position, dense),
+        lambda: others_factor(weight, cloud.position, cloud.gradient, dense),
         lambda: state.factor,
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -11,11 +12,17 @@ import pandas as pd
 from jax import random
 from numpyro.handlers import substitute
 
-from numpyro_jala import convert, em, estimates, report, stages
-from numpyro_jala._typing import Array, Tree
+from numpyro_jala import convert, diagnosis, em, estimates, stages, summary
+from numpyro_jala._typing import Array, PRNGKey, Tree
 from numpyro_jala.estimates import Estimate
-from numpyro_jala.resampling import systematic
+from numpyro_jala.record import Run
 from numpyro_jala.state import State
+
+
+class _Sampler(NamedTuple):
+    """What ArviZ's converter asks of a sampler: a model to replay."""
+
+    model: Any
 
 
 class Results:
@@ -26,10 +33,10 @@ class Results:
     num_islands: int
     thinning = 1  # what ArviZ 0.x asks of an MCMC
     sample_dims = ["sample"]  # what ArviZ 1.x asks of any sampler
-    _run: report.Run | None = None
+    _run: Run | None = None
 
     @property
-    def _found(self) -> report.Run:
+    def _found(self) -> Run:
         if self._run is None or self._run.finished is None:
             raise ValueError("There is no result yet. Call run first.")
         return self._run
@@ -48,12 +55,12 @@ class Results:
     @property
     def log_evidence(self) -> float:
         """The log of the evidence at the estimate."""
-        return report.best_evidence(self._found)[0]
+        return diagnosis.best_evidence(self._found)[0]
 
     @property
     def log_evidence_se(self) -> float:
         """The standard error of ``log_evidence``."""
-        return report.best_evidence(self._found)[1]
+        return diagnosis.best_evidence(self._found)[1]
 
     def _estimates(self, prob: float) -> dict[str, Estimate]:
         found = self._found
@@ -113,16 +120,15 @@ class Results:
 
         A chain is an island. Ancestors are sorted, so duplicates are neighbours.
         """
-        found = self._found
-        keys = random.split(random.fold_in(found.result.rng_key, 2), self.num_islands)
-        ancestors = jax.vmap(systematic)(keys, found.result.log_weight)
-        position = jax.vmap(lambda rows, index: rows[index])(
-            found.result.position, ancestors
-        )
-        samples = self._constrained(position)
+        samples = self._constrained(self._equal_position())
         if group_by_chain:
             return samples
         return {n: v.reshape(-1, *v.shape[2:]) for n, v in samples.items()}
+
+    def _equal_position(self) -> Array:
+        found = self._found.result
+        rng_key = random.fold_in(found.rng_key, 2)
+        return stages.equalise(rng_key, found.log_weight, found.position)
 
     def _constrained(self, position: Array) -> dict[str, np.ndarray]:
         found = self._found
@@ -137,17 +143,38 @@ class Results:
 
     def diagnostics(self) -> dict[str, float]:
         """Return numbers that tell whether to trust the result."""
-        return report.diagnostics(self._found)
+        return diagnosis.diagnostics(self._found)
 
     def print_summary(self, prob: float = 0.9) -> None:
         """Print the estimate, the latents and the log-evidence."""
-        print(report.summary(self._found, *self.get_weighted_samples(), prob))  # noqa: T201
+        print(summary.summary(self._found, *self.get_weighted_samples(), prob))  # noqa: T201
 
     def to_inference_data(self) -> Any:
         """Return the result as ArviZ holds it."""
         return convert.to_inference_data(
             self._found, self.get_samples(group_by_chain=True), self._constrained
         )
+
+    def predict(self, rng_key: PRNGKey) -> Any:
+        """Return the result with new data and the log-likelihood of the observed.
+
+        The groups ``posterior_predictive`` and ``log_likelihood`` belong to the draws of
+        ``posterior``, which are equally weighted. The params are at their estimate.
+        """
+        found = self._found
+        predicted = stages.predict(
+            found.fixed, rng_key, found.data, found.result.params, self._equal_position()
+        )
+        samples = self.get_samples(group_by_chain=True)
+        return convert.to_inference_data(
+            found, samples, self._constrained, jax.device_get(predicted)
+        )
+
+    def _repr_html_(self) -> str:
+        if self._run is None or self._run.finished is None:
+            return f"<pre>{html.escape(repr(self))}: not run yet</pre>"
+        text = summary.summary(self._found, *self.get_weighted_samples(), 0.9)
+        return f"<pre>{html.escape(text)}</pre>"
 
     # -- what ArviZ's own converter asks of an MCMC ------------------------------------
 
@@ -173,7 +200,7 @@ class Results:
     @property
     def sampler(self) -> Any:
         """The model with its params at the estimate, which a replay must not reset."""
-        return report.Sampler(substitute(self.model, data=self.params))
+        return _Sampler(substitute(self.model, data=self.params))
 
     @property
     def _args(self) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.evidence import Gaussian
 from numpyro_jala.information import Moments, moments
 from numpyro_jala.model import Layout
+from numpyro_jala.resampling import systematic
 from numpyro_jala.smc import Target
 from numpyro_jala.state import CLIMB, Info, Problem, Settings, State, no_info
 from numpyro_jala.weights import normalise
@@ -135,19 +136,23 @@ def anneal(fixed: Fixed, data: Data, state: State) -> State:
 
 @partial(jax.jit, static_argnums=0)
 def estimate(
-    fixed: Fixed,
-    rng_key: PRNGKey,
-    data: Data,
-    params: Array,
-    weight: Array,
-    position: Array,
-    potential: Array,
+    fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array, clouds: list[smc.Cloud]
 ) -> evidence.Bridge:
-    """Estimate the log-evidence from particles at rest, (num_islands, many, ...)."""
+    """Estimate the log-evidence from several clouds at rest."""
+    weight, position, gradient, potential = (
+        jnp.concatenate(parts, axis=1)
+        for parts in zip(
+            *(
+                (normalise(c.log_weight), c.position, c.gradient, c.potential)
+                for c in clouds
+            ),
+            strict=True,
+        )
+    )
+    weight = weight / len(clouds)
     dense = fixed.settings.preconditioner == "dense"
-    num_draws = weight.shape[1]
     draws, at_particles, at_draws = evidence.draw_others(
-        rng_key, weight, position, dense, num_draws
+        rng_key, weight, position, gradient, dense
     )
     joint = fixed.layout.joint(data.arrays)
     one = jnp.ones((), position.dtype)
@@ -158,11 +163,12 @@ def estimate(
 
 @partial(jax.jit, static_argnums=0)
 def louis(
-    fixed: Fixed, data: Data, params: Array, cloud: smc.Cloud, shift: Array
+    fixed: Fixed, data: Data, params: Array, cloud: smc.Cloud, follows: Array
 ) -> Moments:
     """Average over one cloud at rest what the information about the parameters needs."""
     joint = fixed.layout.joint(data.arrays)
-    return moments(joint, params, normalise(cloud.log_weight), cloud.position, shift)
+    weight, dense = normalise(cloud.log_weight), fixed.settings.preconditioner == "dense"
+    return moments(joint, params, weight, cloud.position, dense, follows)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -176,6 +182,19 @@ def constrain(fixed: Fixed, data: Data, params: Array, position: Array) -> dict[
 
 
 @partial(jax.jit, static_argnums=0)
+def predict(
+    fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array, position: Array
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Draw data at each position, and return the log-likelihood of the observed."""
+    keys = random.split(rng_key, position.shape[:2])
+
+    def one(key: PRNGKey, row: Array) -> tuple[dict[str, Array], dict[str, Array]]:
+        return fixed.layout.predict(key, params, row, data.arrays)
+
+    return jax.vmap(jax.vmap(one))(keys, position)
+
+
+@partial(jax.jit, static_argnums=0)
 def constrain_trace(fixed: Fixed, params: Array) -> dict[str, Any]:
     """Map a trace of parameters (steps, num_params) to values of the param sites."""
     return jax.vmap(fixed.layout.constrain_params)(params)
@@ -184,3 +203,11 @@ def constrain_trace(fixed: Fixed, params: Array) -> dict[str, Any]:
 def log_evidence(state: State) -> Array:
     """Return each island's recursive estimate."""
     return smc.log_evidence(state.cloud)
+
+
+@jax.jit
+def equalise(rng_key: PRNGKey, log_weight: Array, position: Array) -> Array:
+    """Draw particles with equal weights, within each island."""
+    keys = random.split(rng_key, len(log_weight))
+    ancestors = jax.vmap(systematic)(keys, log_weight)
+    return jax.vmap(lambda rows, index: rows[index])(position, ancestors)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from numpyro_jala._typing import Array
-from numpyro_jala.adaptation import others_covariance
+from numpyro_jala.adaptation import by_island, others_covariance
 from numpyro_jala.smc import Cloud
 from numpyro_jala.weights import covariance, pool
 
@@ -59,7 +59,7 @@ def _regress(weight: Array, cloud: Cloud, rate: Array, factor: Array) -> Array:
     gram, cross = moments[..., :dim], moments[..., dim:]
     ridge = _RIDGE * jnp.trace(gram, axis1=1, axis2=2)[:, None, None] / dim
     ridge = jnp.where(ridge > 0, ridge, 1.0) * jnp.eye(dim, dtype=gram.dtype)
-    return common @ jnp.linalg.solve(gram + ridge, cross)
+    return common @ by_island(jnp.linalg.solve, gram + ridge, cross)
 
 
 def learn(

@@ -1,16 +1,19 @@
 """Algebra of log-weights. The last axis runs over the particles of one island."""
 
+import jax
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
 from numpyro_jala._typing import Array
 
 
+@jax.jit
 def log_mean_exp(log_weight: Array) -> Array:
     """Return the logarithm of the mean weight."""
     return logsumexp(log_weight, axis=-1) - jnp.log(log_weight.shape[-1])
 
 
+@jax.jit
 def normalise(log_weight: Array) -> Array:
     """Return weights that sum to one, or all zero where no particle is alive."""
     top = jnp.max(log_weight, axis=-1, keepdims=True)
@@ -19,6 +22,7 @@ def normalise(log_weight: Array) -> Array:
     return weight / jnp.where(total > 0, total, 1.0)
 
 
+@jax.jit
 def effective_fraction(log_weight: Array) -> Array:
     r"""Return the effective sample size as a fraction of the particles.
 

@@ -1,7 +1,25 @@
-"""Settings that have to be made before JAX is imported."""
+"""Settings that have to be made before JAX is imported, and a shared fit."""
 
 import os
 
-# XLA's thread pool can wait for itself for ever in large vmapped programs on few cores,
-# and the tests run in parallel anyway.
+# The tests run in parallel anyway.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
+
+import pytest  # noqa: E402
+from jax import random  # noqa: E402
+
+from numpyro_jala import JALAEM  # noqa: E402
+from tests.tools import SCHOOLS, normal_means  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def compiled_means():
+    """One object for all files: JAX spends its time compiling."""
+    return JALAEM(normal_means, num_particles=256)
+
+
+@pytest.fixture
+def means(compiled_means):
+    """The six group means, fitted."""
+    compiled_means.run(random.key(0), 60, SCHOOLS, progress_bar=False)
+    return compiled_means

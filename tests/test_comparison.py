@@ -9,7 +9,7 @@ from jax import random
 from scipy.stats import chi2, norm
 
 from numpyro_jala import JALAEM, compare, likelihood_ratio_test, print_comparison
-from tests.tools import SCHOOLS, normal_means
+from tests.tools import SCHOOLS
 
 
 def without_groups(y):
@@ -25,21 +25,21 @@ def fixed(y):
 
 
 def run(model, num_steps, y=SCHOOLS):
-    jala = JALAEM(model, num_particles=128)
+    jala = model if isinstance(model, JALAEM) else JALAEM(model, num_particles=128)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return jala.run(random.key(0), num_steps, y, progress_bar=False)
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(compiled_means, tmp_path_factory):
     """Results that have been to a file and back."""
     import xarray as xr
 
     folder = tmp_path_factory.mktemp("results")
     loaded = {}
     for name, model, steps in (
-        ("large", normal_means, 60),
+        ("large", compiled_means, 60),
         ("small", without_groups, 30),
         ("fixed", fixed, 0),
     ):

@@ -2,25 +2,30 @@
 
 import arviz as az
 import jax
+import jax.numpy as jnp
 import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
 import xarray as xr
 from jax import random
+from numpyro.infer import Predictive
+from scipy.stats import norm
 
 from numpyro_jala import JALAEM
-from tests.tools import SCHOOLS, normal_means
+from numpyro_jala.model import lay_out, run_once
+from tests.tools import SCHOOLS, assert_mean, normal_means
 
 mpl.use("Agg")
 OLD = az.__version__.startswith("0.")
 
 
-@pytest.fixture(scope="module")
-def fitted():
-    jala = JALAEM(normal_means, num_particles=256)
-    return jala, jala.run(random.key(0), 25, SCHOOLS, progress_bar=False)
+@pytest.fixture
+def fitted(compiled_means):
+    idata = compiled_means.run(random.key(0), 25, SCHOOLS, progress_bar=False)
+    return compiled_means, idata
 
 
 def group_names(idata):
@@ -64,18 +69,6 @@ def test_it_survives_netcdf(fitted, tmp_path):
     assert back.attrs["log_evidence_se"] == pytest.approx(jala.log_evidence_se)
 
 
-# ArviZ 0.23 calls Matplotlib 3.11 in a way that Matplotlib has deprecated.
-@pytest.mark.filterwarnings("ignore:Passing a dict or None as alias_mapping")
-def test_arviz_summarises_and_plots_it(fitted):
-    _, idata = fitted
-    table = az.summary(idata, var_names=["x"])
-    assert len(table) == 6 and np.isfinite(table["mean"].astype(float)).all()
-    if OLD:
-        az.plot_trace(idata, var_names=["x"])
-    else:
-        az.plot_trace_dist(idata, var_names=["x"])
-
-
 def test_arviz_converts_it_by_itself(fitted):
     jala, _ = fitted
     idata = az.from_numpyro(jala)
@@ -103,3 +96,54 @@ def test_a_slash_in_a_name_becomes_a_dot():
     idata = jala.run(random.key(0), 0, SCHOOLS, progress_bar=False)
     assert "a.x" in idata["posterior"] and "a/x" in idata.attrs["renamed_sites"]
     assert set(jax.tree.leaves(list(jala.get_samples()))) == {"a/x"}
+
+
+def test_new_data_and_the_log_likelihood_belong_to_the_draws(fitted):
+    jala, _ = fitted
+    idata = jala.predict(random.key(3))
+    draws = np.asarray(idata["posterior"]["x"])
+    exact = norm(draws, 1.0).logpdf(SCHOOLS)
+    np.testing.assert_allclose(idata["log_likelihood"]["y"], exact, rtol=1e-4, atol=1e-5)
+    assert idata["log_likelihood"]["y"].dims == ("chain", "draw", "group")
+    new = np.asarray(idata["posterior_predictive"]["y"])
+    residuals = (new - draws).ravel()
+    assert_mean(residuals, 0.0, resolution=0.2)
+    assert_mean(residuals**2, 1.0, resolution=0.2)
+    again = Predictive(normal_means, jala.get_samples(), params=jala.params)
+    assert again(random.key(0))["y"].shape == (256, 6)
+
+
+def test_a_factor_is_not_predicted():
+    def model(y):
+        x = numpyro.sample("x", dist.Normal())
+        numpyro.factor("more", -0.1 * x**2)
+        numpyro.sample("y", dist.Normal(x, 1.0).mask(y > 0), obs=y)
+
+    trace = run_once(model, random.key(0), (SCHOOLS,), {})
+    layout = lay_out(model, trace, (SCHOOLS,), {})
+    params, position = layout.init_params, jnp.array([0.7])
+    drawn, found = layout.predict(random.key(1), params, position, [SCHOOLS])
+    assert set(drawn) == set(found) == {"y"} and not np.allclose(drawn["y"], SCHOOLS)
+    exact = np.where(SCHOOLS > 0, norm(0.7, 1.0).logpdf(SCHOOLS), 0.0)
+    np.testing.assert_allclose(found["y"], exact, rtol=1e-4)
+
+
+# ArviZ 0.23 calls Matplotlib 3.11 in a deprecated way.
+@pytest.mark.filterwarnings("ignore:Passing a dict or None as alias_mapping")
+# Six observations with a latent each are not for importance sampling, as ArviZ says.
+@pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto")
+@pytest.mark.filterwarnings("ignore:For one or more samples the posterior variance")
+def test_arviz_reads_the_result(fitted):
+    idata = fitted[0].predict(random.key(3))
+    table = az.summary(idata)
+    assert np.isfinite(table["mean"].astype(float)).all() and len(table) == 7
+    loo = az.loo(idata)
+    assert np.isfinite(loo.elpd_loo if OLD else loo.elpd)
+    if OLD:
+        assert np.isfinite(az.waic(idata).elpd_waic)
+        drawn = (az.plot_trace, az.plot_posterior, az.plot_ppc)
+    else:
+        drawn = (az.plot_trace, az.plot_dist, az.plot_ppc_dist)
+    for plot in drawn:
+        plot(idata)
+    plt.close("all")

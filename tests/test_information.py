@@ -12,14 +12,13 @@ from jax import random
 from numpyro.distributions import constraints
 from scipy.stats import norm
 
-from numpyro_jala import JALAEM, information
+from numpyro_jala import information
 from numpyro_jala.estimates import estimates
 from numpyro_jala.information import Information, Uncertainty
 from numpyro_jala.model import lay_out, run_once
-from tests.tools import SCHOOLS, normal_means
+from tests.tools import SCHOOLS
 
 PARAMS = jnp.array([0.7, 0.3])  # mu and the logarithm of tau, away from the maximum
-FOLLOW = jnp.array([[0.5, 0.1]])
 
 
 def log_likelihood(params):
@@ -34,6 +33,12 @@ def potential(params, temperature, x):
     return -jnp.sum(prior + dist.Normal(x, 1.0).log_prob(SCHOOLS))
 
 
+def bent(params, temperature, y):
+    """The same latents seen through a bent scale, and mixed with each other."""
+    x = jnp.cumsum(y + 0.3 * jnp.sinh(y))
+    return potential(params, temperature, x) - jnp.sum(jnp.log(1 + 0.3 * jnp.cosh(y)))
+
+
 def exact_draws(num_islands, num_particles):
     mu, variance = PARAMS[0], jnp.exp(2 * PARAMS[1])
     shrink = variance / (1 + variance)
@@ -41,33 +46,71 @@ def exact_draws(num_islands, num_particles):
     return mu + shrink * (SCHOOLS - mu) + jnp.sqrt(shrink) * noise
 
 
-def informed(shift):
-    position = exact_draws(16, 2_000)
+def bent_draws(num_islands, num_particles):
+    steps = jnp.diff(exact_draws(num_islands, num_particles), axis=-1, prepend=0.0)
+    found = steps
+    for _ in range(30):  # Newton's iterations for the inverse of the bend
+        found -= (found + 0.3 * jnp.sinh(found) - steps) / (1 + 0.3 * jnp.cosh(found))
+    return found
+
+
+def informed(potential_fn, position, dense, follows=True):
+    num_islands, num_particles, _ = position.shape
     # Unequal weights that are right: half the particles, and the other half twice.
-    weight = jnp.tile(jnp.array([1.0, 0.0, 0.5, 0.5]), 500) / 1_000
-    weight = jnp.tile(weight, (16, 1))
-    found = information.moments(potential, PARAMS, weight, position, shift)
+    weight = jnp.tile(jnp.array([1.0, 0.0, 0.5, 0.5]), num_particles // 4)
+    weight = jnp.tile(weight / weight.sum(), (num_islands, 1))
+    found = information.moments(
+        potential_fn, PARAMS, weight, position, dense, jnp.asarray(follows)
+    )
     return information.combine([found])
 
 
-@pytest.mark.parametrize("follow", [0.0, 1.0])
-def test_louis_finds_the_score_and_the_information_of_the_likelihood(follow):
-    shift = jnp.tile(-follow * FOLLOW, (16, 6, 1))
-    found = informed(shift)
+@pytest.mark.parametrize("dense", [True, False])
+def test_of_a_gaussian_posterior_the_score_is_exact(dense):
+    found = informed(potential, exact_draws(4, 16), dense)
     exact = np.asarray(jax.hessian(log_likelihood)(PARAMS))
-    assert (found.observed_se < 0.15).all()
-    assert (np.abs(found.observed + exact) < 4.5 * found.observed_se + 1e-4).all()
+    assert (found.observed_se < 0.3).all()  # without a flow above 1
+    assert (np.abs(found.observed + exact) < 5 * found.observed_se + 1e-3).all()
     score = -np.asarray(jax.grad(log_likelihood)(PARAMS))
-    np.testing.assert_allclose(found.score, score, atol=0.1)
+    np.testing.assert_allclose(found.score, score, rtol=2e-3, atol=2e-3)
+    assert found.score_noise.max() < 1e-5
 
 
-def test_particles_that_follow_make_the_information_precise():
-    followed = informed(jnp.tile(-FOLLOW, (16, 6, 1))).observed_se[0, 0]
-    assert followed < 0.7 * informed(jnp.zeros((16, 6, 2))).observed_se[0, 0]
+@pytest.mark.parametrize("dense", [True, False])
+def test_louis_finds_the_score_and_the_information_of_the_likelihood(dense):
+    found = informed(bent, bent_draws(16, 2_000), dense)
+    exact = np.asarray(jax.hessian(log_likelihood)(PARAMS))
+    assert (found.observed_se > 1e-3).all() and (found.observed_se < 0.15).all()
+    assert (np.abs(found.observed + exact) < 4.5 * found.observed_se).all()
+    score = -np.asarray(jax.grad(log_likelihood)(PARAMS))
+    error = np.sqrt(np.diag(found.score_noise))
+    assert (np.abs(found.score - score) < 4.5 * error).all() and (error < 0.05).all()
+
+
+def test_particles_that_follow_know_more():
+    draws = exact_draws(16, 200)
+    following, plain = (informed(potential, draws, True, each) for each in (True, False))
+    assert (following.observed_se < 0.5 * plain.observed_se).all()
+    assert information.is_quieter(following, plain)
+    assert not information.is_quieter(plain, following)
+
+
+def test_a_newton_step_leaves_out_its_noise():
+    cov = np.array([[0.5, 0.1], [0.1, 0.2]])
+    known = Uncertainty(cov, np.ones(2, bool), np.zeros(2), 0.0)
+    noise = np.diag([0.4, 0.3])
+    info = Information(np.array([2.0, 1.0]), noise, np.linalg.inv(cov), np.zeros((2, 2)))
+    share = 1 - (0.4 * 0.5 + 0.3 * 0.2) / (np.array([2.0, 1.0]) @ cov @ [2.0, 1.0])
+    expected = -share * cov @ [2.0, 1.0]
+    np.testing.assert_allclose(information.newton_step(info, known), expected)
+    loud = Information(info.score, 100 * noise, info.observed, info.observed_se)
+    np.testing.assert_allclose(information.newton_step(loud, known), 0.0)
 
 
 def test_the_shortfall_of_a_displaced_estimate_is_right():
-    found = information.invert(informed(jnp.zeros((16, 6, 2))), np.array([True, False]))
+    found = information.invert(
+        informed(bent, bent_draws(16, 2_000), True), np.array([True, False])
+    )
     maximum = norm(SCHOOLS.mean(), SCHOOLS.std()).logpdf(SCHOOLS).sum()
     shortfall = maximum - float(log_likelihood(PARAMS))
     assert 0.1 < shortfall < 2 and 0.5 < found.shortfall / shortfall < 2
@@ -78,14 +121,20 @@ def test_the_shortfall_of_a_displaced_estimate_is_right():
 def test_what_the_data_do_not_determine_is_left_out():
     observed = np.array([[4.0, 0.1, 1.0], [0.1, 0.4, 0.0], [1.0, 0.0, 2.0]])
     score = np.array([1.0, 3.0, 0.0])
-    info = Information(score, observed, np.zeros((3, 3)))
+    none = np.zeros((3, 3))
+    info = Information(score, none, observed, none)
     found = information.invert(info, np.array([True, False, False]))
     np.testing.assert_array_equal(found.known, [True, False, True])
     inverse = np.linalg.inv(observed[::2, ::2])
     np.testing.assert_allclose(found.covariance[::2, ::2], inverse)
     assert np.isnan(found.covariance[1]).all()
-    np.testing.assert_allclose(found.shortfall, 0.5 * inverse[0, 0])
-    flat = Information(score[:2], np.array([[1.0, 1.0], [1.0, 1.0]]), np.zeros((2, 2)))
+    # The second could gain as much as a curvature of one half, the least, allows.
+    np.testing.assert_allclose(found.promise, [0.0, 3.0**2, 0.0])
+    np.testing.assert_allclose(found.shortfall, 0.5 * inverse[0, 0] + 9.0)
+    noisy = Information(score, np.diag([0.0, 2.0, 0.0]), observed, none)
+    assert (information.invert(noisy, np.array([True, False, False])).promise == 0).all()
+    none = np.zeros((2, 2))
+    flat = Information(score[:2], none, np.array([[1.0, 1.0], [1.0, 1.0]]), none)
     assert information.invert(flat, np.ones(2, bool)).known.sum() == 1
 
 
@@ -104,7 +153,7 @@ def test_errors_and_intervals_go_through_the_constraint():
 
     layout = laid_out(model, np.float32(1.0))
     cov = np.array([[0.04, 0.01, 0, 0], [0.01, 0.09, 0, 0], [0, 0, 1, 0.2], [0, 0, 0.2, 1]])
-    known = Uncertainty(cov, np.ones(4, bool), 0.0)
+    known = Uncertainty(cov, np.ones(4, bool), np.zeros(4), 0.0)
     found = estimates(layout, layout.init_params, known, 0.9)
     z = norm.ppf(0.95)
     np.testing.assert_allclose(found["a"], [2, 0.2, 2 - 0.2 * z, 2 + 0.2 * z], rtol=1e-5)
@@ -117,16 +166,9 @@ def test_errors_and_intervals_go_through_the_constraint():
     jacobian = np.asarray(jax.jacfwd(simplex)(start))
     errors = np.sqrt(np.diag(jacobian @ cov[2:, 2:] @ jacobian.T))
     np.testing.assert_allclose(found["c"].standard_error, errors, rtol=1e-4)
-    unknown = Uncertainty(cov, np.array([True, False, True, True]), 0.0)
+    unknown = Uncertainty(cov, np.array([True, False, True, True]), np.zeros(4), 0.0)
     part = estimates(layout, layout.init_params, unknown, 0.9)
     assert np.isnan(part["b"].standard_error) and np.isfinite(part["c"].low).all()
-
-
-@pytest.fixture(scope="module")
-def means():
-    jala = JALAEM(normal_means, num_particles=256)
-    jala.run(random.key(1), 60, SCHOOLS, progress_bar=False)
-    return jala
 
 
 def test_a_run_reports_the_standard_errors_of_the_exact_likelihood(means, capsys):
@@ -151,9 +193,9 @@ def test_a_run_reports_the_standard_errors_of_the_exact_likelihood(means, capsys
     assert f"{float(errors['mu']):10.4f}" in text
 
 
-def test_a_standard_deviation_at_zero_is_said_and_leaves_no_nan(capsys):
+def test_a_standard_deviation_at_zero_is_said_and_leaves_no_nan(compiled_means, capsys):
     y = np.array([0.9, 1.0, 1.2, 0.8, 1.1, 1.0], np.float32)  # less than unit noise gives
-    jala = JALAEM(normal_means, num_particles=256)
+    jala = compiled_means
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         jala.run(random.key(0), 150, y, progress_bar=False)

@@ -1,0 +1,160 @@
+"""Whether to trust what a run found."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from numpyro_jala.estimates import estimates, label_entries
+from numpyro_jala.record import Result, Run
+from numpyro_jala.state import ASCEND, CLIMB, REST
+from numpyro_jala.weights import effective_fraction, log_mean_exp, normalise
+
+#: Nats to the maximum that are worth a warning.
+_SHORT = 0.1
+
+
+def _shortfall(result: Result) -> float:
+    """Return the nats to the maximum: none without parameters, unknown with many."""
+    if result.uncertainty is not None:
+        return result.uncertainty.shortfall
+    return float("nan") if result.params.size else 0.0
+
+
+def best_evidence(run: Run) -> tuple[float, float]:
+    """Return the log-evidence and its standard error.
+
+    One island alone has no other to bridge to: there it is the recursive estimate, and
+    the error is that of a mean of independent weights.
+    """
+    result = run.result
+    if run.fixed.settings.num_islands > 1:
+        return float(result.bridge.log_evidence), float(result.bridge.standard_error)
+    fraction = float(effective_fraction(result.log_weight)[0])
+    size = run.fixed.settings.num_particles
+    return float(result.recursive[0]), float(np.sqrt((1 / fraction - 1) / size))
+
+
+def num_observations(run: Run) -> float:
+    """Count the observations, where one site alone holds them all."""
+    sizes = [
+        np.size(site["value"])
+        for site in run.trace.values()
+        if site["type"] == "sample" and site["is_observed"]
+    ]
+    return float(sizes[0]) if len(sizes) == 1 and sizes[0] else float("nan")
+
+
+def potential_scale_reduction(weight: np.ndarray, values: np.ndarray) -> float:
+    """Return the largest r-hat of the columns, islands taken as chains.
+
+    Parameters
+    ----------
+    weight
+        Normalised within each island, (num_islands, num_particles).
+    values
+        (num_islands, num_particles, columns)
+    """
+    mean = np.einsum("jn,jnd->jd", weight, values)
+    within = np.einsum("jn,jnd->jd", weight, (values - mean[:, None]) ** 2).mean(0)
+    between = mean.var(0, ddof=1) if len(mean) > 1 else np.zeros_like(within)
+    return float(np.sqrt(1 + np.max(between / np.maximum(within, 1e-30))))
+
+
+def diagnostics(run: Run) -> dict[str, float]:
+    """Return numbers that tell whether to trust the result."""
+    result = run.result
+    log_evidence, error = best_evidence(run)
+    seen = [run.infos(s) for s in (CLIMB, ASCEND, REST)]
+    rows = [info for info in seen if info is not None]
+    at_end = rows[-1].ess if rows else np.ones((1, 1))
+    weight = np.asarray(normalise(result.log_weight))
+    recursive = np.asarray(result.recursive, float)
+    recursive = recursive[np.isfinite(recursive)]  # an island may have died
+    return {
+        "log_evidence": log_evidence,
+        "log_evidence_se": error,
+        "recursive_log_evidence": float(log_mean_exp(result.recursive)),
+        "recursive_log_evidence_sd": float(recursive.std(ddof=1))
+        if recursive.size > 1
+        else 0.0,
+        "overlap": float(result.bridge.overlap),
+        "shortfall": _shortfall(result),
+        "rhat": potential_scale_reduction(weight, np.asarray(result.position)),
+        "ess": float(np.median(at_end)),
+        "min_ess": float(min((info.ess.min() for info in rows), default=1.0)),
+        "dead_particles": float(sum(info.died.sum() for info in rows)),
+        "num_evaluations": float(run.num_evaluations),
+    }
+
+
+def doubts(run: Run) -> list[str]:
+    """Return a sentence for each thing that a user should doubt."""
+    found = diagnostics(run)
+    said = [
+        f"Of the draws of {name!r} from its prior {share:.0%} are rounded to the edge of "
+        f"its support. The mass there is lost, and the log-evidence is not to be trusted. "
+        "Turn on double precision (jax_enable_x64), or use another prior."
+        for name, share in run.heaps.items()
+    ]
+    if found["ess"] < 0.1:
+        said.append(
+            f"The effective sample size collapsed: its median at the end is "
+            f"{found['ess']:.2f} of an island. Take more particles or a smaller step_size."
+        )
+    # With few effective draws the means of islands differ by chance alone.
+    chance = 4 / (max(found["ess"], 1e-3) * run.fixed.settings.num_particles)
+    if found["rhat"] ** 2 - 1 > 0.3 + chance:
+        said.append(
+            f"The islands disagree (r-hat {found['rhat']:.2f}): the particles have not "
+            "mixed, or the posterior has several modes. Do not trust the log-evidence; "
+            "take more particles, another parametrisation, or another reference."
+        )
+    if found["log_evidence_se"] > 0.5 or not np.isfinite(found["log_evidence"]):
+        said.append(
+            f"The log-evidence has standard error {found['log_evidence_se']:.2f} and is "
+            "not to be trusted. Take more particles."
+        )
+    elif found["overlap"] < 0.05:
+        said.append(
+            f"Gaussians cover little of the posterior (overlap {found['overlap']:.3f}), so "
+            "the log-evidence and its standard error are not to be trusted."
+        )
+    gap = abs(found["recursive_log_evidence"] - found["log_evidence"])
+    islands = run.fixed.settings.num_islands
+    error = np.hypot(
+        found["recursive_log_evidence_sd"] / islands**0.5, found["log_evidence_se"]
+    )
+    if islands > 1 and gap > 1.5 + 2 * error:
+        said.append(
+            f"The log-evidence along the path, {found['recursive_log_evidence']:.2f}, and "
+            f"the one estimated afresh, {found['log_evidence']:.2f}, disagree beyond their "
+            "errors. Take more particles, or another reference."
+        )
+    said += _open_params(run)
+    if found["shortfall"] > _SHORT:
+        said.append(
+            f"The parameters have not converged: the estimate is believed to be "
+            f"{found['shortfall']:.2g} nats short of the maximum. Take more steps."
+        )
+    return said
+
+
+def _open_params(run: Run) -> list[str]:
+    """Return a sentence for each parameter of which the data say nothing."""
+    result, layout = run.result, run.fixed.layout
+    # One island alone cannot tell what the data do not say from noise.
+    alone = run.fixed.settings.num_islands == 1
+    known = result.uncertainty
+    if alone or known is None or known.known.all():
+        return []
+    if known.promise.sum() > _SHORT:  # and what is said then is that it has not converged
+        return []
+    found = estimates(layout, result.params, result.uncertainty, 0.9)
+    return [
+        f"The data hardly determine {label}, estimated as {float(each.value[index]):.3g}, or "
+        "too few particles hide it. It may be at the edge of its support. It has no "
+        "standard error, and those of the others are as if it were known."
+        for name, each in found.items()
+        for label, index in label_entries(name, each.value)
+        if not np.isfinite(each.standard_error[index])
+    ]

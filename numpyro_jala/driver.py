@@ -1,0 +1,162 @@
+"""The stages of a run, one after the other: anneal, ascend, finish."""
+
+from __future__ import annotations
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import random
+from tqdm.auto import tqdm
+
+from numpyro_jala import em, evidence, information, stages
+from numpyro_jala._typing import Array
+from numpyro_jala.information import Information, Moments
+from numpyro_jala.record import Run
+from numpyro_jala.smc import Cloud
+from numpyro_jala.stages import CHUNK
+from numpyro_jala.state import ASCEND, CLIMB, REST, State
+
+_MOST_ANNEALING = 5_000
+#: Rest at the estimate: steps to go there and settle, then clouds to keep, and how many
+#: steps apart.
+_SETTLE, _CLOUDS, _APART = 8, 5, 6
+
+
+def _walk(
+    run: Run,
+    state: State,
+    stage: int,
+    num_steps: int,
+    goal: Array | None = None,
+    wait: int = 0,
+) -> State:
+    """Take a chunk of steps and keep what happened."""
+    goal = state.target.params if goal is None else goal
+    new, infos, count = stages.walk(
+        run.fixed,
+        run.data,
+        state,
+        jnp.asarray(stage),
+        jnp.asarray(num_steps),
+        goal,
+        jnp.asarray(wait),
+    )
+    if not bool(jnp.isfinite(new.cloud.log_weight).any()):
+        run.last_state = state
+        raise RuntimeError(
+            "Every particle came to a non-finite log-density within the last "
+            f"{int(count)} steps, near parameters "
+            f"{run.fixed.layout.constrain_params(state.target.params)}. The last good "
+            "state is kept in last_state."
+        )
+    run.keep(stage, jax.device_get(infos), int(count))
+    return new
+
+
+def anneal(run: Run, state: State, show: bool) -> State:
+    """Go from the reference to the posterior at the first parameters."""
+    if bool(jnp.all(state.target.temperature >= 1)):
+        return state
+    with tqdm(disable=not show, desc="anneal", unit=" steps") as bar:
+        for _ in range(_MOST_ANNEALING // CHUNK):
+            state = _walk(run, state, CLIMB, CHUNK)
+            bar.update(run.num_new)
+            bar.set_postfix(run.watch(CLIMB))
+            if bool(jnp.all(state.target.temperature >= 1)):
+                return state
+    run.last_state = state
+    raise RuntimeError(
+        f"Annealing came to temperature {float(state.target.temperature.min()):.3g} in "
+        f"{_MOST_ANNEALING} steps: the reference and the posterior at the first "
+        "parameters are too far apart. Give init_params nearer to the data, or "
+        "reference='laplace'."
+    )
+
+
+def ascend(run: Run, state: State, num_steps: int, show: bool) -> State:
+    """Take EM steps, or as many as there are before the user interrupts."""
+    if state.target.params.size == 0:
+        num_steps = 0
+    done = 0
+    with tqdm(total=num_steps, disable=not show or not num_steps, desc="ascend") as bar:
+        try:
+            while done < num_steps:
+                state = _walk(run, state, ASCEND, min(CHUNK, num_steps - done))
+                done += run.num_new
+                bar.update(run.num_new)
+                bar.set_postfix(run.watch(ASCEND))
+        except KeyboardInterrupt:
+            warnings.warn(
+                f"Interrupted after {done} of {num_steps} steps; the result is what "
+                "was reached by then.",
+                stacklevel=3,
+            )
+    run.last_state = state
+    return state
+
+
+def _best_params(run: Run, state: State) -> Array:
+    """Return the average of the parameters, unless they still travel."""
+    params = state.target.params
+    if not run.fixed.settings.newton or int(state.num_steps) == 0:
+        return params
+    is_near = em.is_near(state.optim_state, state.mean_params - params, _SETTLE // 2)
+    return state.mean_params if bool(is_near) else params
+
+
+def finish(run: Run, state: State) -> None:
+    """Rest at the estimate, and find the log-evidence and the information there."""
+    params = _best_params(run, state)
+    recursive = stages.log_evidence(state)
+    if run.fixed.settings.num_islands == 1:
+        known = _inform(run, params, [state.cloud])
+        run.finish(state, params, evidence.unknown(1), recursive, known)
+        return
+    rng_key, bridge_key = random.split(random.fold_in(state.rng_key, 1))
+    state = state._replace(rng_key=rng_key)
+    state = _walk(run, state, REST, _SETTLE, params, _SETTLE if params.size else 0)
+    if run.fixed.settings.newton and int(state.num_steps) > 0:
+        params, state = _polish(run, state, params)
+    clouds = []
+    for _ in range(_CLOUDS):
+        state = _walk(run, state, REST, _APART, params)
+        clouds.append(state.cloud)
+    bridge = stages.estimate(run.fixed, bridge_key, run.data, params, clouds)
+    run.num_evaluations += len(clouds) * state.cloud.log_weight.size
+    known = _inform(run, params, clouds)
+    run.finish(state, params, bridge, recursive, known)
+
+
+def _polish(run: Run, state: State, params: Array) -> tuple[Array, State]:
+    """Take a Newton step on what the particles at rest know, and rest there."""
+    known = _inform(run, params, [state.cloud])
+    if known is None:
+        return params, state
+    uncertainty = information.invert(known, np.asarray(run.fixed.layout.is_free))
+    step = jnp.asarray(information.newton_step(known, uncertainty), params.dtype)
+    if not bool(em.is_near(state.optim_state, step, _SETTLE // 2)):
+        return params, state
+    better = params + step
+    return better, _walk(run, state, REST, _SETTLE, better, _SETTLE)
+
+
+def _inform(run: Run, params: Array, clouds: list[Cloud]) -> Information | None:
+    """Find what the data say about the parameters, if these are few."""
+    if not 0 < params.size <= em.FEW_PARAMS:
+        return None
+
+    def average(cloud: Cloud, follows: bool) -> Moments:
+        run.num_evaluations += cloud.log_weight.size * (1 + 2 * params.size)
+        found = stages.louis(run.fixed, run.data, params, cloud, jnp.asarray(follows))
+        return jax.device_get(found)
+
+    # A linear flow serves where the posterior is nearly Gaussian, else it may add noise.
+    following, plain = (average(clouds[0], follows) for follows in (True, False))
+    follows = information.is_quieter(
+        *(information.combine([m]) for m in (following, plain))
+    )
+    first = following if follows else plain
+    rest = [average(cloud, follows) for cloud in clouds[1:]]
+    return information.combine([first, *rest])

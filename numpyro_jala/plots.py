@@ -1,0 +1,162 @@
+"""Look at a run: its estimates, its evidence, its particles.
+
+Each function takes what ``JALAEM.run`` returned, also read back from a file, and draws on
+the given axes or on new ones, which it returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from numpyro_jala.estimates import label_entries
+
+_BAND = 2.0  # standard errors on either side
+_MOST_PARAMS = 24
+
+
+def _group(idata: Any, name: str) -> xr.Dataset:
+    """Return a group of either generation of ArviZ."""
+    names = idata.groups() if callable(idata.groups) else tuple(idata.children)
+    if name not in names:
+        raise ValueError(
+            f"The result has no group {name!r}: it has {', '.join(names)}. A run without "
+            "params or with num_steps=0 has no em_trace and no estimate, and one that "
+            "started from given particles no anneal_trace."
+        )
+    group = idata[name]
+    return group.to_dataset() if hasattr(group, "to_dataset") else group
+
+
+def _axes(ax: Any) -> Any:
+    return plt.subplots(figsize=(6, 3), layout="constrained")[1] if ax is None else ax
+
+
+def plot_params(
+    idata: Any, var_names: Sequence[str] | None = None, axes: Any = None
+) -> np.ndarray:
+    """Draw the path of each param, with its estimate and interval.
+
+    Parameters
+    ----------
+    idata
+        What ``JALAEM.run`` returned.
+    var_names
+        Names of params; by default all.
+    axes
+        One for each entry of the params.
+    """
+    trace, estimate = _group(idata, "em_trace"), _group(idata, "estimate")
+    known = [str(name) for name in estimate.data_vars]
+    names = known if var_names is None else list(var_names)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"There is no param {unknown[0]!r}; there are {', '.join(known)}.")
+    entries = [
+        (name, label, index)
+        for name in names
+        for label, index in label_entries(name, estimate[name].values[0])
+    ][:_MOST_PARAMS]
+    if axes is None:
+        columns = min(3, len(entries))
+        rows = -(-len(entries) // columns)
+        size = (3.5 * columns, 2.2 * rows)
+        _, axes = plt.subplots(
+            rows, columns, figsize=size, squeeze=False, layout="constrained"
+        )
+        for spare in axes.ravel()[len(entries) :]:
+            spare.remove()
+    axes = np.ravel(axes)[: len(entries)]
+    for ax, (name, label, index) in zip(axes, entries, strict=True):
+        ax.plot(trace["step"], trace[name].values[(slice(None), *index)])
+        value, _, low, high = (column[index] for column in estimate[name].values)
+        ax.axhline(value, color="C1")
+        if np.isfinite([low, high]).all():
+            ax.axhspan(low, high, color="C1", alpha=0.2, linewidth=0)
+        ax.set_title(label, fontsize="medium")
+        ax.set_xlabel("step")
+    return axes
+
+
+def plot_log_evidence(idata: Any, ax: Any = None) -> Any:
+    """Draw the log-evidence along the way, and the estimate at the end of it."""
+    trace, ax = _group(idata, "em_trace"), _axes(ax)
+    value, error = trace["log_evidence"].values, trace["log_evidence_se"].values
+    ax.plot(trace["step"], value, label="along the path")
+    reach = _BAND * error
+    ax.fill_between(trace["step"], value - reach, value + reach, alpha=0.3, linewidth=0)
+    final, error = idata.attrs["log_evidence"], idata.attrs["log_evidence_se"]
+    ax.axhline(final, color="C1", label="at the estimate")
+    ax.axhspan(final - _BAND * error, final + _BAND * error, color="C1", alpha=0.3)
+    # The way up may be long: show where it ends.
+    low, high = np.quantile(value, [0.2, 1.0])
+    ax.set_ylim(min(low, final) - 1, max(high, final) + 1)
+    ax.set(xlabel="step", ylabel="log-evidence")
+    ax.legend()
+    return ax
+
+
+def _stages(idata: Any) -> list[tuple[str, xr.Dataset]]:
+    found = []
+    for name in ("anneal_trace", "em_trace"):
+        try:
+            found.append((name.removesuffix("_trace"), _group(idata, name)))
+        except ValueError:
+            continue
+    return found
+
+
+def plot_ess(idata: Any, ax: Any = None) -> Any:
+    """Draw the effective sample size of each step, and which of them were resampled."""
+    ax, start = _axes(ax), 0
+    for colour, (name, trace) in enumerate(_stages(idata)):
+        step, ess = start + trace["step"].values, trace["ess"].values
+        ax.plot(step, ess, color=f"C{colour}", label=name)
+        resampled = trace["resampled"].values > 0
+        ax.plot(step[resampled], ess[resampled], "o", color=f"C{colour}", markersize=3)
+        start += step.size
+    ax.set(
+        xlabel="step (dots: resampled)", ylabel="ESS, share of particles", ylim=(0, 1.05)
+    )
+    ax.legend()
+    return ax
+
+
+def plot_temperature(idata: Any, ax: Any = None) -> Any:
+    """Draw the path from the reference (0) to the posterior (1)."""
+    trace, ax = _group(idata, "anneal_trace"), _axes(ax)
+    ax.plot(trace["step"], trace["temperature"])
+    ax.set(xlabel="step", ylabel="temperature", yscale="symlog", ylim=(0, 1.1))
+    ax.set_yscale("symlog", linthresh=1e-4)
+    return ax
+
+
+def plot_islands(idata: Any, ax: Any = None) -> Any:
+    """Draw what each island says of the log-evidence, beside what they say together."""
+    ax = _axes(ax)
+    each = _group(idata, "sample_stats")["log_marginal_likelihood"]
+    value, error = idata.attrs["log_evidence"], idata.attrs["log_evidence_se"]
+    ax.axvspan(value - _BAND * error, value + _BAND * error, alpha=0.3, color="C1")
+    ax.axvline(value, color="C1")
+    ax.plot(each.values, each["chain"].values, "o")
+    ax.set(xlabel="log-evidence", ylabel="island")
+    return ax
+
+
+def plot_comparison(table: pd.DataFrame, ax: Any = None) -> Any:
+    """Draw the log-evidences of a table from ``compare``, the best model on top."""
+    if ax is None:
+        size = (6, 1 + 0.5 * len(table))
+        ax = plt.subplots(figsize=size, layout="constrained")[1]
+    row = np.arange(len(table))
+    ax.errorbar(table["log_evidence"], row, xerr=_BAND * table["se"], fmt="o", capsize=3)
+    ax.axvline(table["log_evidence"].iloc[0], color="grey", linestyle=":")
+    ax.set_yticks(row, table.index)
+    ax.invert_yaxis()
+    ax.set_xlabel("log-evidence")
+    return ax

@@ -1,0 +1,112 @@
+"""What happens in a run, and what it found."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_jala import evidence, information
+from numpyro_jala._typing import Array, PRNGKey
+from numpyro_jala.information import Information, Uncertainty
+from numpyro_jala.model import Trace
+from numpyro_jala.stages import Data, Fixed
+from numpyro_jala.state import CLIMB, Info, State
+from numpyro_jala.weights import log_mean_exp, normalise
+
+
+class Result(NamedTuple):
+    """The estimate, the last cloud at it, and the evidence."""
+
+    params: Array  # (num_params,), unconstrained
+    position: Array  # (num_islands, num_particles, dim)
+    log_weight: Array  # (num_islands, num_particles), summing to one in all
+    potential: Array  # (num_islands, num_particles)
+    bridge: evidence.Bridge
+    recursive: Array  # (num_islands,), log-evidence along the path
+    information: Information | None
+    uncertainty: Uncertainty | None  # None without parameters, and with very many
+    rng_key: PRNGKey
+
+
+class Run:
+    """A run in progress: what it is about, and what has happened so far."""
+
+    def __init__(
+        self,
+        fixed: Fixed,
+        data: Data,
+        trace: Trace,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        num_evaluations: int,
+    ) -> None:
+        self.fixed = fixed
+        self.data = data
+        self.trace = trace
+        self.args = args
+        self.kwargs = kwargs
+        num_particles = fixed.settings.num_islands * fixed.settings.num_particles
+        self.num_evaluations = num_evaluations + num_particles
+        self.num_new = 0
+        self.last_state: State | None = None
+        self.finished: Result | None = None
+        self.heaps: dict[str, float] = {}
+        self._infos: dict[int, list[Info]] = {}
+
+    def keep(self, stage: int, infos: Info, count: int) -> None:
+        """Keep the first ``count`` rows of what a chunk of steps reported."""
+        self.num_new = count
+        settings = self.fixed.settings
+        self.num_evaluations += count * settings.num_islands * settings.num_particles
+        rows = jax.tree.map(lambda leaf: leaf[:count], infos)
+        self._infos.setdefault(stage, []).append(rows)
+
+    def infos(self, stage: int) -> Info | None:
+        """Return all rows of a stage, or None if it took no steps."""
+        parts = self._infos.get(stage, [])
+        if not sum(len(part.promise) for part in parts):
+            return None
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+
+    @property
+    def result(self) -> Result:
+        """The result of a run that has ended."""
+        assert self.finished is not None
+        return self.finished
+
+    def watch(self, stage: int) -> dict[str, str]:
+        """Return the numbers that one wants to see while it runs."""
+        last = self._infos[stage][-1]
+        if not len(last.promise):
+            return {}
+        shown = {"log_evidence": f"{float(log_mean_exp(last.log_evidence[-1])):.2f}"}
+        if stage == CLIMB:
+            shown = {"temperature": f"{last.temperature[-1].min():.2g}", **shown}
+        return {**shown, "ess": f"{last.ess[-1].mean():.2f}"}
+
+    def finish(
+        self,
+        state: State,
+        params: Array,
+        bridge: evidence.Bridge,
+        recursive: Array,
+        known: Information | None,
+    ) -> None:
+        """Keep the result."""
+        is_free = np.asarray(self.fixed.layout.is_free)
+        weight = normalise(state.cloud.log_weight)
+        alive = jnp.maximum(jnp.sum(weight.sum(-1) > 0), 1)
+        self.finished = Result(
+            params,
+            state.cloud.position,
+            jnp.log(weight / alive),
+            state.cloud.potential,
+            bridge,
+            recursive,
+            known,
+            None if known is None else information.invert(known, is_free),
+            state.rng_key,
+        )
