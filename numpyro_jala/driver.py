@@ -16,7 +16,7 @@ from numpyro_jala.information import Information, Moments
 from numpyro_jala.record import Run
 from numpyro_jala.smc import Cloud
 from numpyro_jala.stages import CHUNK
-from numpyro_jala.state import ASCEND, CLIMB, REST, State
+from numpyro_jala.state import ASCEND, CLIMB, HOLD, REST, State
 
 _MOST_ANNEALING = 5_000
 #: Rest at the estimate: steps to go there and settle, then clouds to keep, and how many
@@ -51,17 +51,21 @@ def _walk(
             f"{run.fixed.layout.constrain_params(state.target.params)}. The last good "
             "state is kept in last_state."
         )
-    run.keep(stage, jax.device_get(infos), int(count))
+    seen_as = CLIMB if stage == HOLD else stage
+    run.keep(seen_as, jax.device_get(infos), int(count))
     return new
 
 
-def anneal(run: Run, state: State, show: bool) -> State:
-    """Go from the reference to the posterior at the first parameters."""
+def anneal(run: Run, state: State, holds: bool, show: bool) -> State:
+    """Go from the reference to the posterior.
+
+    Unless the parameters hold still, they move on the way where they are far off.
+    """
     if bool(jnp.all(state.target.temperature >= 1)):
         return state
     with tqdm(disable=not show, desc="anneal", unit=" steps") as bar:
         for _ in range(_MOST_ANNEALING // CHUNK):
-            state = _walk(run, state, CLIMB, CHUNK)
+            state = _walk(run, state, HOLD if holds else CLIMB, CHUNK)
             bar.update(run.num_new)
             bar.set_postfix(run.watch(CLIMB))
             if bool(jnp.all(state.target.temperature >= 1)):

@@ -99,7 +99,10 @@ class JALAEM(Results):
         init_log_evidence: float | None = None,
         **kwargs: Any,
     ) -> State:
-        """Return a state whose particles stand for the posterior at the first params."""
+        """Return a state whose particles stand for the posterior.
+
+        The default optimiser moves params that are far off on the way there.
+        """
         model_key, start_key = random.split(rng_key)
         fixed, arrays, _ = self._inspect(model_key, args, kwargs)
         data = Data(arrays, None)
@@ -149,7 +152,8 @@ class JALAEM(Results):
         rng_key
             Not used with ``init_state``, which has its own.
         num_steps
-            EM steps. Zero is enough for a model without params.
+            EM steps. With zero the params stay where they start, which is enough for a
+            model without any.
         args, kwargs
             Of the model.
         init_params
@@ -183,7 +187,7 @@ class JALAEM(Results):
             if init_particles is None and fitted.gaussian is None:
                 draws = state.cloud.position.reshape(-1, layout.dim)
                 run.heaps = checks.find_heaps(jax.vmap(layout.unravel_position)(draws))
-            state = driver.anneal(run, state, progress_bar)
+            state = driver.anneal(run, state, num_steps == 0, progress_bar)
         else:
             state = init_state
         state = driver.ascend(run, state, num_steps, progress_bar)

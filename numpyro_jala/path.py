@@ -144,7 +144,7 @@ def step(
     Parameters
     ----------
     stage
-        ``REST``, ``CLIMB`` or ``ASCEND``.
+        ``REST``, ``CLIMB``, ``HOLD`` or ``ASCEND``.
     goal, wait
         At rest the parameters reach ``goal`` after ``wait`` steps.
     """

@@ -12,7 +12,7 @@ from jax import lax
 from numpyro_jala import em, smc, tempering, transport
 from numpyro_jala._typing import Array
 from numpyro_jala.smc import Target
-from numpyro_jala.state import ASCEND, CLIMB, REST, Plan, Problem, Settings, State
+from numpyro_jala.state import ASCEND, CLIMB, HOLD, REST, Plan, Problem, Settings, State
 from numpyro_jala.weights import normalise, pool
 
 _HESSIAN_EVERY = 10
@@ -95,7 +95,7 @@ def _newton_step(
     missing = em.remember(newton, moments[1:, 1:], state.num_moves == 0)
     info = em.information(complete, missing, em.floor_for(tempered))
     reach = jnp.where(problem.is_free, 1 + jnp.abs(state.target.params), 0.7)
-    moving = (stage != REST) & jnp.all(temperature > 0)
+    moving = (stage != REST) & (stage != HOLD) & jnp.all(temperature > 0)
     share = jnp.where(moving, em.gain(newton), 0.0)
 
     def trusted(cost: Array) -> Array:

@@ -20,7 +20,7 @@ from numpyro_jala.information import Moments, moments
 from numpyro_jala.model import Layout
 from numpyro_jala.resampling import systematic
 from numpyro_jala.smc import Target
-from numpyro_jala.state import CLIMB, Info, Problem, Settings, State, no_info
+from numpyro_jala.state import CLIMB, HOLD, Info, Problem, Settings, State, no_info
 from numpyro_jala.weights import normalise
 
 #: Steps of one call of the compiled loop; between calls Python looks on.
@@ -111,7 +111,8 @@ def walk(
     def unfinished(carry: Any) -> Array:
         current, _, count = carry
         arrived = jnp.all(current.target.temperature >= 1)
-        return (count < num_steps) & ~((stage == CLIMB) & arrived)
+        anneals = (stage == CLIMB) | (stage == HOLD)
+        return (count < num_steps) & ~(anneals & arrived)
 
     infos = jax.tree.map(
         lambda leaf: jnp.zeros((CHUNK, *leaf.shape), leaf.dtype), no_info(state)

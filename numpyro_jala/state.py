@@ -11,8 +11,9 @@ from numpyro_jala import em
 from numpyro_jala._typing import Array, Potential, PRNGKey, Tree
 from numpyro_jala.smc import Cloud, Target
 
-#: Stages. At rest the parameters go to a given goal and stay there.
-REST, CLIMB, ASCEND = 0, 1, 2
+#: Stages. At rest the parameters go to a given goal and stay there. While the temperature
+#: climbs they may move as well, or hold still.
+REST, CLIMB, ASCEND, HOLD = 0, 1, 2, 3
 
 
 class Settings(NamedTuple):

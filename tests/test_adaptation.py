@@ -92,6 +92,19 @@ def test_an_increment_of_the_temperature_costs_what_it_may(scale):
     assert cost > tempering.DROP / 4 or found[0] == 1.0
 
 
+def test_an_island_goes_as_far_as_the_others_on_average_could():
+    weight = jnp.full((3, 400), 1 / 400)
+    scale = jnp.array([[10.0], [20.0], [50.0]])
+    slope, rest = scale * random.normal(random.key(0), (3, 400)), jnp.zeros((3, 400))
+    wish = tempering.longest_increment(weight, slope, rest)
+    now = jnp.array([0.1, 0.2, 0.3])
+    found = tempering.next_temperature(now, weight, slope, rest, jnp.asarray(False))
+    far = [np.exp((wish[1] + wish[2]) / 2), np.exp((wish[0] + wish[2]) / 2)]
+    np.testing.assert_allclose(found[:2] - now[:2], far, rtol=1e-4)
+    held = tempering.next_temperature(now, weight, slope, rest, jnp.asarray(True))
+    np.testing.assert_array_equal(held, now)
+
+
 def test_weights_fall_where_the_slope_is_large():
     slope = random.normal(random.key(0), (1, 5_000)) ** 4
     weight = jnp.full((1, 5_000), 1 / 5_000)

@@ -65,11 +65,34 @@ def test_where_the_curvature_is_not_positive_the_covariance_serves():
     assert np.isfinite(up).all() and (jnp.diagonal(up, axis1=1, axis2=2) > 0).all()
 
 
+def test_a_regression_is_that_of_least_squares():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(50, 3)) * [0.1, 1.0, 30.0] + [0.0, 1.0, 5.0]
+    x[:, 1] += 0.02 * x[:, 2]
+    y = x @ rng.normal(size=(3, 2)) + rng.normal(size=(50, 2))
+    moments = np.cov(np.hstack([x, y]).T)
+    found = geometry.regress(jnp.asarray(moments[:3, :3]), jnp.asarray(moments[:3, 3:]))
+    expected = np.linalg.lstsq(x - x.mean(0), y - y.mean(0), rcond=None)[0]
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_the_curvature_loses_the_share_of_it_that_is_noise():
+    slope = np.array([[2.0, 0.5, 0.0], [0.5, 1.0, 0.3], [0.0, 0.3, 3.0]])
+    residual = np.array([0.3, 0.2, 0.4])
+    variance = np.sum(slope**2, 0) + residual  # the positions have variance one
+    factor = geometry.curvature_factor(jnp.eye(3), slope, variance, 23.0)
+    # Each of two slopes off the diagonal has the residual's variance over 20.
+    noise = 2 * residual.sum() / 20 / 2
+    keep = 1 - noise / (2 * (0.5**2 + 0.3**2))
+    shrunk = keep * slope + (1 - keep) * np.diag(np.diag(slope))
+    np.testing.assert_allclose(factor @ factor.T, np.linalg.inv(shrunk), rtol=1e-4)
+
+
 def test_many_draws_are_hardly_shrunk_and_few_are():
-    covariance = jnp.array([[4.0, 1.2], [1.2, 1.0]])
+    covariance = jnp.array([[4.0, 1.2, 0.0], [1.2, 1.0, 0.0], [0.0, 0.0, 9.0]])
     factor = geometry.shrunk_factor(covariance, 1e6)
-    np.testing.assert_allclose(factor @ factor.T, covariance, rtol=1e-4)
-    # A correlation of 0.6 from ten draws: 0.2 of 0.72 squared is noise.
+    np.testing.assert_allclose(factor @ factor.T, covariance, rtol=1e-4, atol=1e-5)
+    # One correlation of 0.6 and two of 0, from 10 draws: of 0.72 0.6 is noise.
     factor = geometry.shrunk_factor(covariance, 10.0)
-    expected = 1.2 * (1 - 0.2 / 0.72)
+    expected = 1.2 * (1 - 0.6 / 0.72)
     np.testing.assert_allclose((factor @ factor.T)[0, 1], expected, rtol=1e-4)

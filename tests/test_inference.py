@@ -106,6 +106,18 @@ def test_numbers_of_python_do_not_compile_the_walk_twice():
     assert stages.walk._cache_size() == before + 1
 
 
+@pytest.mark.parametrize("first", [{"mu": 0.2, "tau": 1.1}, {"mu": 1.4, "tau": 1.9}])
+def test_without_steps_params_stay_and_what_is_short_is_said(compiled_means, first):
+    text = said(compiled_means, 0, SCHOOLS, init_params=first)
+    for name, value in first.items():
+        np.testing.assert_allclose(compiled_means.params[name], value, rtol=1e-6)
+    exact = normal_means_log_likelihood(first)
+    error = compiled_means.log_evidence_se
+    assert abs(compiled_means.log_evidence - exact) < 4 * error < 0.1
+    assert "nats short" in text
+    assert 1 / 2 < compiled_means.diagnostics()["shortfall"] / (BEST - exact) < 2
+
+
 class _no_compilation:
     """Fail if JAX compiles one of the package's functions."""
 

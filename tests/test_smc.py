@@ -80,11 +80,13 @@ def test_evidence_and_moments_are_unbiased(kind, step_size, shift, threshold, pa
     assert_mean(moment / exact, float(expected), resolution=0.035)
 
 
-def test_the_move_has_the_drift_and_the_noise_of_langevin():
-    kernel = Kernel(0.2, FACTORS["dense"], jnp.array([1.0, 2.0]))
+@pytest.mark.parametrize("kind", FACTORS)
+def test_the_move_has_the_drift_and_the_noise_of_langevin(kind):
+    kernel = Kernel(0.2, FACTORS[kind], jnp.array([1.0, 2.0]))
     gradient = jnp.tile(jnp.array([0.5, -1.5]), (200_000, 1))
     moved = langevin.move(random.key(0), kernel, jnp.zeros_like(gradient), gradient)
-    metric = FACTORS["dense"] @ FACTORS["dense"].T
+    root = FACTORS[kind] if kind == "dense" else FACTORS[kind] * jnp.eye(2)
+    metric = root @ root.T
     expected = jnp.array([1.0, 2.0]) - 0.2 * metric @ gradient[0]
     for axis in range(2):
         assert_mean(moved.position[:, axis], float(expected[axis]), resolution=0.01)
