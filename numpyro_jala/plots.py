@@ -75,7 +75,7 @@ def plot_params(
     for ax, (name, label, index) in zip(axes, entries, strict=True):
         ax.plot(trace["step"], trace[name].values[(slice(None), *index)])
         value, _, low, high = (column[index] for column in estimate[name].values)
-        ax.axhline(value, color="C1")
+        ax.axhline(value, color="C1", linestyle="--", zorder=1)
         if np.isfinite([low, high]).all():
             ax.axhspan(low, high, color="C1", alpha=0.2, linewidth=0)
         ax.set_title(label, fontsize="medium")
@@ -144,6 +144,7 @@ def plot_islands(idata: Any, ax: Any = None) -> Any:
     ax.axvspan(value - _BAND * error, value + _BAND * error, alpha=0.3, color="C1")
     ax.axvline(value, color="C1")
     ax.plot(each.values, each["chain"].values, "o")
+    ax.ticklabel_format(useOffset=False)
     ax.set(xlabel="log-evidence", ylabel="island")
     return ax
 
@@ -157,6 +158,7 @@ def plot_comparison(table: pd.DataFrame, ax: Any = None) -> Any:
     ax.errorbar(table["log_evidence"], row, xerr=_BAND * table["se"], fmt="o", capsize=3)
     ax.axvline(table["log_evidence"].iloc[0], color="grey", linestyle=":")
     ax.set_yticks(row, table.index)
+    ax.margins(y=0.3)
     ax.invert_yaxis()
     ax.set_xlabel("log-evidence")
     return ax
