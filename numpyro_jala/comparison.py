@@ -63,10 +63,13 @@ def _read(name: str, data: Any) -> _Model:
 def _same_data(first: _Model, second: _Model) -> bool:
     """Tell whether two models have seen the same values, whatever the sites' names."""
     one, two = (
-        sorted((np.ravel(value) for value in model.observed.values()), key=np.size)
+        sorted(
+            (np.size(value), np.asarray(value).tobytes())
+            for value in model.observed.values()
+        )
         for model in (first, second)
     )
-    return len(one) == len(two) and all(map(np.array_equal, one, two))
+    return one == two
 
 
 def compare(
@@ -161,10 +164,17 @@ def _doubts(names: list[str], models: list[_Model], table: pd.DataFrame) -> list
 def print_comparison(table: pd.DataFrame) -> None:
     """Print a comparison, with words for the Bayes factors (Kass and Raftery 1995)."""
     lines = [table.round(3).to_string(), ""]
-    for name in table.index[1:]:
-        twice = 2 * table["diff"][name]
-        grade = next(words for bound, words in _GRADES if twice < bound)
-        lines.append(f"Evidence for {table.index[0]} against {name}: {grade}.")
+    if table["num_params"].nunique() > 1:
+        best = table["aic"].idxmin()
+        lines.append(
+            "The log-evidence does not pay for params that were maximised. By AIC, which "
+            f"does, {best} is best."
+        )
+    else:
+        for name in table.index[1:]:
+            twice = 2 * table["diff"][name]
+            grade = next((words for bound, words in _GRADES if twice <= bound), "unknown")
+            lines.append(f"Evidence for {table.index[0]} against {name}: {grade}.")
     print("\n".join(lines))  # noqa: T201
 
 

@@ -37,16 +37,23 @@ def _name(name: str) -> str:
 
 
 def _dataset(
-    values: dict[str, Any], leading: tuple[str, ...], dims: dict[str, tuple[str, ...]]
+    values: dict[str, Any], leading: tuple[str, ...], dims: dict[str, dict[int, Any]]
 ) -> xr.Dataset:
     """Lay arrays out with their plates as dimensions, and a coordinate for each axis."""
     variables, coords = {}, {}
     for name, value in values.items():
         array = np.asarray(value)
-        inner = array.ndim - len(leading)
-        plates = [d for d in dims.get(name, ()) if d][:inner]
-        rest = [f"{_name(name)}_dim_{i}" for i in range(inner - len(plates))]
-        axes = (*leading, *(_name(d) for d in plates), *rest)
+        inner = array.shape[len(leading) :]
+        plates = dims.get(name, {})
+        axes = list(leading)
+        num_own = 0
+        for place, size in enumerate(inner, -len(inner)):
+            plate, plate_size = plates.get(place, ("", 0))
+            if plate_size == size and _name(plate) not in axes:
+                axes.append(_name(plate))
+            else:
+                axes.append(f"{_name(name)}_dim_{num_own}")
+                num_own += 1
         variables[_name(name)] = (axes, array)
         for axis, size in zip(axes, array.shape, strict=True):
             coords[axis] = np.arange(size)
@@ -79,7 +86,9 @@ def em_fields(run: Run) -> dict[str, np.ndarray]:
         return {}
     fields = _stage_fields(info)
     if info.params.shape[1] <= _MOST_TRACED:
-        fields |= param_leaves(stages.constrain_trace(run.fixed, info.params))
+        leaves = param_leaves(stages.constrain_trace(run.fixed, info.params))
+        taken = {"step", *fields}
+        fields |= {f"{n}_param" if n in taken else n: leaf for n, leaf in leaves.items()}
     return fields
 
 
@@ -180,10 +189,11 @@ def to_inference_data(
         import arviz
     found, attrs = groups(run, samples, constrain), _attrs(run)
     if predicted is not None:
-        dims, chains = describe_dims(run.trace), ("chain", "draw")
-        names = ("posterior_predictive", "log_likelihood")
-        for name, values in zip(names, predicted, strict=True):
-            found[name] = _dataset(values, chains, dims)
+        chains = ("chain", "draw")
+        new, log_likelihood = predicted
+        plates = describe_dims(run.trace, events=False)
+        found["posterior_predictive"] = _dataset(new, chains, describe_dims(run.trace))
+        found["log_likelihood"] = _dataset(log_likelihood, chains, plates)
     if arviz.__version__.startswith("0."):
         return arviz.InferenceData(attrs=attrs, warn_on_custom_groups=False, **found)
     tree = xr.DataTree.from_dict({f"/{name}": data for name, data in found.items()})

@@ -6,7 +6,6 @@ import warnings
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import random
 from tqdm.auto import tqdm
 
@@ -104,7 +103,8 @@ def ascend(run: Run, state: State, num_steps: int, show: bool) -> State:
 def _best_params(run: Run, state: State) -> Array:
     """Return the average of the parameters, unless they still travel."""
     params = state.target.params
-    if not run.fixed.settings.newton or int(state.num_steps) == 0:
+    settings = run.fixed.settings
+    if not settings.newton or settings.num_islands == 1 or int(state.num_steps) == 0:
         return params
     is_near = em.is_near(state.optim_state, state.mean_params - params, _SETTLE // 2)
     return state.mean_params if bool(is_near) else params
@@ -138,7 +138,7 @@ def _polish(run: Run, state: State, params: Array) -> tuple[Array, State]:
     known = _inform(run, params, [state.cloud])
     if known is None:
         return params, state
-    uncertainty = information.invert(known, np.asarray(run.fixed.layout.is_free))
+    uncertainty = information.invert(known, run.fixed.layout.is_free)
     step = jnp.asarray(information.newton_step(known, uncertainty), params.dtype)
     if not bool(em.is_near(state.optim_state, step, _SETTLE // 2)):
         return params, state

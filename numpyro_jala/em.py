@@ -86,8 +86,14 @@ class Newton(NamedTuple):
 
 
 def is_near(newton: Newton, change: Array, num_steps: int) -> Array:
-    """Tell whether the cloud can follow a change of the parameters in some steps."""
-    return change @ newton.missing @ change <= TRUST * num_steps**2
+    """Tell whether a change of the parameters is small.
+
+    The cloud can follow it in some steps, and the likelihood is nearly quadratic along
+    it: within two standard errors if the latents were known. The first says nothing of
+    a parameter on which the latents do not depend.
+    """
+    follows = change @ newton.missing @ change <= TRUST * num_steps**2
+    return follows & (change @ newton.complete @ change <= 4.0)
 
 
 def start_newton(num_params: int, dtype: Any) -> Newton:

@@ -49,18 +49,21 @@ def _flat(layout: Layout, params: Array) -> Array:
 class _Delta(NamedTuple):
     """The delta method: constrained entries as linear functions of the parameters."""
 
-    jacobian: np.ndarray  # (entries, num_params)
+    depends: np.ndarray  # (entries, num_params)
     covariance: np.ndarray  # (entries, entries)
 
 
 def _delta(layout: Layout, params: Array, uncertainty: Uncertainty) -> _Delta:
-    jacobian = np.asarray(jax.jacfwd(lambda p: _flat(layout, p))(params), np.float64)
+    slope_fn = jax.jacfwd(lambda p: _flat(layout, p))
+    jacobian = np.asarray(slope_fn(params), np.float64)
+    # Slopes at the estimate may be too small for a float, as at the edge of a support.
+    depends = np.asarray(slope_fn(jnp.zeros_like(params))) != 0
     known = uncertainty.known
     inner = uncertainty.covariance[np.ix_(known, known)]
     covariance = jacobian[:, known] @ inner @ jacobian[:, known].T
-    is_open = (jacobian[:, ~known] != 0).any(1)
+    is_open = depends[:, ~known].any(1)
     covariance[is_open] = covariance[:, is_open] = np.nan
-    return _Delta(jacobian, covariance)
+    return _Delta(depends, covariance)
 
 
 def estimates(
@@ -77,7 +80,7 @@ def estimates(
         # Very many parameters: no matrix as large as their square.
         unknown = {name: np.full(leaf.shape, np.nan) for name, leaf in leaves.items()}
         return {n: Estimate(leaf, *(3 * [unknown[n]])) for n, leaf in leaves.items()}
-    jacobian, covariance = _delta(layout, params, uncertainty)
+    depends, covariance = _delta(layout, params, uncertainty)
     value = np.concatenate([leaf.reshape(-1) for leaf in leaves.values()]).astype(float)
     error = np.sqrt(np.diag(covariance))
     quantile = NormalDist().inv_cdf((1 + prob) / 2)
@@ -85,7 +88,7 @@ def estimates(
     reach = quantile * np.sqrt(np.nan_to_num(np.diag(uncertainty.covariance)))
     ends = np.stack([np.asarray(_flat(layout, params + s * reach)) for s in (-1, 1)])
     ends = np.concatenate([ends, value[None]])
-    alone = ((jacobian != 0).sum(1) == 1) & np.isfinite(error)
+    alone = (depends.sum(1) == 1) & np.isfinite(error)
     low = np.where(alone, ends.min(0), low)
     high = np.where(alone, ends.max(0), high)
     result, start = {}, 0

@@ -115,8 +115,10 @@ def moments(
         return jax.jvp(slopes, (params,), (direction,))[1]
 
     curvature = lax.map(curvature_along, jnp.eye(params.size, dtype=params.dtype))
+    # An island where no particle lives has nothing to say.
+    nothing = jnp.where(weight.sum(-1) > 0, 0.0, jnp.nan)[:, None]
     return Moments(
-        jnp.einsum("jn,jnp->jp", weight, scores),
+        nothing + jnp.einsum("jn,jnp->jp", weight, scores),
         jnp.einsum("jn,jnp,jnq->jpq", weight, scores, scores),
         jnp.swapaxes(curvature, 0, 1) + flow.volume_curvature(flows),
     )
@@ -144,6 +146,9 @@ def combine(all_moments: list[Moments]) -> Information:
         np.mean(np.asarray(parts, np.float64), axis=0)
         for parts in zip(*all_moments, strict=True)
     )
+    alive = np.isfinite(score).all(1)
+    if alive.any():
+        score, outer, curvature = score[alive], outer[alive], curvature[alive]
     mean = score.mean(0)
     cross = score[:, :, None] * mean
     covariance = outer - cross - np.swapaxes(cross, 1, 2) + np.outer(mean, mean)
@@ -160,11 +165,10 @@ def combine(all_moments: list[Moments]) -> Information:
 
 def is_quieter(first: Information, second: Information) -> bool:
     """Tell whether one information has less noise than another."""
-    scale = np.sqrt(np.abs(np.diag(second.observed)))
-    size = np.outer(scale, scale)
-    return bool(
-        np.sum((first.observed_se / size) ** 2) < np.sum((second.observed_se / size) ** 2)
-    )
+    size = np.abs(np.diag(second.observed))
+    size = np.where(size > 0, size, 1.0)
+    noise = [np.sum(each.observed_se**2 / np.outer(size, size)) for each in (first, second)]
+    return bool(noise[0] < noise[1])
 
 
 class Uncertainty(NamedTuple):

@@ -128,23 +128,10 @@ class Layout:
     latents: tuple[str, ...]
     constraints: dict[str, Any]
     init_params: Array  # (num_params,), unconstrained
+    is_free: np.ndarray  # (num_params,), unconstrained in truth
     unravel_params: Callable[[Array], dict[str, Tree]]
     unravel_position: Callable[[Array], dict[str, Array]]
     dim: int
-
-    @property
-    def is_free(self) -> Array:
-        """Which unconstrained parameters are the parameters themselves."""
-        tree = {
-            name: jax.tree.map(
-                lambda leaf, real=self.constraints[name] is constraints.real: jnp.full(
-                    jnp.shape(leaf), real
-                ),
-                value,
-            )
-            for name, value in self.unravel_params(self.init_params).items()
-        }
-        return ravel_pytree(tree)[0].astype(bool)
 
     def constrain_params(self, params: Array) -> dict[str, Tree]:
         """Map a flat unconstrained vector to values of the param sites."""
@@ -238,6 +225,39 @@ class Layout:
         return ravel_pytree({name: _unconstrained(sites[name]) for name in self.latents})[0]
 
 
+#: Most entries of a constrained param that are looked at one by one.
+_MOST_INSPECTED = 64
+
+
+def _free_coordinates(values: dict[str, Tree], supports: dict[str, Any]) -> np.ndarray:
+    """Tell which coordinates a param is linear in, and which are logarithms or such."""
+
+    def inspect(support: Any, leaf: Array) -> np.ndarray:
+        shape, size = jnp.shape(leaf), int(np.prod(jnp.shape(leaf)))
+        if support is constraints.real or size > _MOST_INSPECTED:
+            return np.full(shape, support is constraints.real)
+        transform = biject_to(support)
+
+        def bend(direction: np.ndarray) -> Array:
+            def slope(x: Array) -> Array:
+                return jax.jvp(transform, (x,), (jnp.asarray(direction),))[1]
+
+            place = jnp.full(shape, 0.3)
+            return jax.jvp(slope, (place,), (jnp.asarray(direction),))[1]
+
+        directions = np.eye(size).reshape(size, *shape)
+        with jax.ensure_compile_time_eval():
+            bends = [float(jnp.max(jnp.abs(bend(each)))) for each in directions]
+        return np.reshape(bends, shape) == 0
+
+    found = {
+        name: jax.tree.map(lambda leaf, n=name: inspect(supports[n], leaf), value)
+        for name, value in values.items()
+    }
+    leaves = [np.ravel(leaf) for leaf in jax.tree.leaves(found)]
+    return np.concatenate([np.zeros(0, bool), *leaves])
+
+
 def _strong(values: Array) -> Array:
     """Fix the type of numbers that Python gave, or a loop would be compiled twice."""
     return jnp.asarray(values, values.dtype)
@@ -319,6 +339,7 @@ def lay_out(
         latents=tuple(latents),
         constraints=supports,
         init_params=_strong(init_params),
+        is_free=_free_coordinates(unravel_params(init_params), supports),
         unravel_params=unravel_params,
         unravel_position=unravel_position,
         dim=position.size,
@@ -343,12 +364,18 @@ def _looks_at_values(
     return False
 
 
-def describe_dims(trace: Trace) -> dict[str, tuple[str, ...]]:
-    """Return the names of the plates along the leading axes of each site."""
+def describe_dims(trace: Trace, events: bool = True) -> dict[str, dict[int, Any]]:
+    """Return the plates of each site: their names and sizes by axis, from the right.
+
+    Without ``events`` for values such as log-densities, that have no event axes.
+    """
     dims = {}
     for name, site in trace.items():
-        frames = sorted(site.get("cond_indep_stack", []), key=lambda frame: frame.dim)
-        dims[name] = tuple(frame.name for frame in frames)
+        event_dim = site["fn"].event_dim if events and site["type"] == "sample" else 0
+        dims[name] = {
+            frame.dim - event_dim: (frame.name, frame.size)
+            for frame in site.get("cond_indep_stack", [])
+        }
     return dims
 
 

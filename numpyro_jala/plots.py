@@ -73,7 +73,8 @@ def plot_params(
             spare.remove()
     axes = np.ravel(axes)[: len(entries)]
     for ax, (name, label, index) in zip(axes, entries, strict=True):
-        ax.plot(trace["step"], trace[name].values[(slice(None), *index)])
+        path = trace.get(f"{name}_param", trace[name])  # where another field has the name
+        ax.plot(trace["step"], path.values[(slice(None), *index)])
         value, _, low, high = (column[index] for column in estimate[name].values)
         ax.axhline(value, color="C1", linestyle="--", zorder=1)
         if np.isfinite([low, high]).all():
@@ -131,7 +132,7 @@ def plot_temperature(idata: Any, ax: Any = None) -> Any:
     """Draw the path from the reference (0) to the posterior (1)."""
     trace, ax = _group(idata, "anneal_trace"), _axes(ax)
     ax.plot(trace["step"], trace["temperature"])
-    ax.set(xlabel="step", ylabel="temperature", yscale="symlog", ylim=(0, 1.1))
+    ax.set(xlabel="step", ylabel="temperature", ylim=(0, 1.1))
     ax.set_yscale("symlog", linthresh=1e-4)
     return ax
 

@@ -96,7 +96,7 @@ class Run:
         known: Information | None,
     ) -> None:
         """Keep the result."""
-        is_free = np.asarray(self.fixed.layout.is_free)
+        is_free = self.fixed.layout.is_free
         weight = normalise(state.cloud.log_weight)
         alive = jnp.maximum(jnp.sum(weight.sum(-1) > 0), 1)
         self.finished = Result(

@@ -51,7 +51,7 @@ def problem_of(fixed: Fixed, data: Data) -> Problem:
         potential_fn,
         layout.unravel_params,
         lambda tree: ravel_pytree(tree)[0],
-        layout.is_free,
+        jnp.asarray(layout.is_free),
     )
 
 

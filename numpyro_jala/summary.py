@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from numpyro_jala import em
 from numpyro_jala.comparison import aic, bic
 from numpyro_jala.diagnosis import diagnostics, doubts, num_observations
 from numpyro_jala.estimates import estimates, label_entries
@@ -19,11 +20,19 @@ def _param_lines(run: Run, prob: float) -> list[str]:
         return []
     heads = ["estimate", "se", f"{(1 - prob) / 2:.1%}", f"{(1 + prob) / 2:.1%}"]
     lines = [f"{'param':>20} " + " ".join(f"{head:>10}" for head in heads)]
-    for name, each in found.items():
-        for label, index in label_entries(name, each.value)[:_MOST_ROWS]:
-            cells = (float(column[index]) for column in each)
-            lines.append(f"{label:>20} " + " ".join(_cell(cell) for cell in cells))
-    return [*lines, ""]
+    entries = [
+        (label, [float(column[index]) for column in each])
+        for name, each in found.items()
+        for label, index in label_entries(name, each.value)
+    ]
+    for label, cells in entries[:_MOST_ROWS]:
+        lines.append(f"{label:>20} " + " ".join(_cell(cell) for cell in cells))
+    return [*lines, *_rest(len(entries)), ""]
+
+
+def _rest(num_entries: int) -> list[str]:
+    hidden = num_entries - _MOST_ROWS
+    return [f"{'...':>20} and {hidden} more"] if hidden > 0 else []
 
 
 def _cell(value: float) -> str:
@@ -79,9 +88,7 @@ def _latent_lines(
         cells = " ".join(f"{cell:10.4f}" for cell in (mean, sd, *ends))
         islands = (part.reshape(num_islands, -1) for part in (values, weight))
         lines.append(f"{label:>20} {cells} {effective_size(*islands):10.0f}")
-    if len(entries) > _MOST_ROWS:
-        lines.append(f"{'...':>20} and {len(entries) - _MOST_ROWS} more")
-    return lines
+    return [*lines, *_rest(len(entries))]
 
 
 def summary(
@@ -105,7 +112,11 @@ def summary(
         }
         known = {name: value for name, value in criteria.items() if np.isfinite(value)}
         words = [f"{name} {value:.2f}" for name, value in known.items()]
-        more = ["   ".join([*words, f"estimated shortfall {found['shortfall']:.2g} nats"])]
+        if np.isfinite(found["shortfall"]):
+            words.append(f"estimated shortfall {found['shortfall']:.2g} nats")
+        else:
+            words.append(f"no standard errors: more than {em.FEW_PARAMS} params")
+        more = ["   ".join(words)]
     warned = [f"! {text}" for text in doubts(run)]
     latents = _latent_lines(samples, weight, prob, num_islands)
     return "\n".join(["", *_param_lines(run, prob), *latents, "", last, *more, *warned])

@@ -8,7 +8,13 @@ import pytest
 from jax import random
 from scipy.stats import chi2, norm
 
-from numpyro_jala import JALAEM, compare, likelihood_ratio_test, print_comparison
+from numpyro_jala import (
+    JALAEM,
+    compare,
+    comparison,
+    likelihood_ratio_test,
+    print_comparison,
+)
 from tests.tools import SCHOOLS
 
 
@@ -117,8 +123,26 @@ def test_unlike_models_are_said(results):
 
 
 def test_words_for_bayes_factors_are_printed(capsys):
-    table = pd.DataFrame({"diff": [0.0, 0.9, 2.9, 4.9, 5.1]}, index=list("abcde"))
+    columns = {"diff": [0.0, 0.9, 2.9, 4.9, np.inf], "num_params": 2}
+    table = pd.DataFrame(columns, index=list("abcde"))
     print_comparison(table)
     text = capsys.readouterr().out
     for name, word in zip("bcde", ("not worth", "positive", "strong", "very"), strict=True):
         assert f"for a against {name}: {word}" in text
+
+
+def test_maximised_likelihoods_are_not_read_as_bayes_factors(capsys):
+    columns = {"diff": [0.0, 2.0], "num_params": [4, 1], "aic": [8.0, 6.0]}
+    print_comparison(pd.DataFrame(columns, index=["large", "small"]))
+    text = capsys.readouterr().out
+    assert "Evidence for" not in text and "small is best" in text
+
+
+def test_the_same_data_in_another_order_and_with_gaps_are_the_same():
+    gaps, other = np.array([1.0, np.nan, 2.0]), np.array([3.0, 4.0, 5.0])
+    models = [
+        comparison._Model(0.0, 0.1, 0, 6.0, observed)
+        for observed in ({"a": gaps, "b": other}, {"x": other, "y": gaps}, {"a": gaps})
+    ]
+    assert comparison._same_data(models[0], models[1])
+    assert not comparison._same_data(models[0], models[2])

@@ -14,8 +14,8 @@ from jax import random
 from numpyro.infer import Predictive
 from scipy.stats import norm
 
-from numpyro_jala import JALAEM
-from numpyro_jala.model import lay_out, run_once
+from numpyro_jala import JALAEM, convert
+from numpyro_jala.model import describe_dims, lay_out, run_once
 from tests.tools import SCHOOLS, assert_mean, normal_means
 
 mpl.use("Agg")
@@ -147,3 +147,19 @@ def test_arviz_reads_the_result(fitted):
     for plot in drawn:
         plot(idata)
     plt.close("all")
+
+
+def test_plates_name_the_axes_they_are_on():
+    def model(y):
+        numpyro.param("step", 0.0)
+        with numpyro.plate("row", 4, dim=-3), numpyro.plate("column", 2, dim=-1):
+            x = numpyro.sample("x", dist.Normal(jnp.zeros((4, 1, 2)), 1.0))
+        with numpyro.plate("time", 3):
+            z = numpyro.sample("z", dist.Dirichlet(jnp.ones(2)))
+        numpyro.sample("y", dist.Normal(x.sum() + z.sum(), 1.0).mask(y > 0), obs=y)
+
+    trace = run_once(model, random.key(0), (SCHOOLS,), {})
+    values = {name: trace[name]["value"] for name in ("x", "z")}
+    data = convert._dataset(values, (), describe_dims(trace))
+    assert data["x"].dims == ("row", "x_dim_0", "column")
+    assert data["z"].dims == ("time", "z_dim_0")

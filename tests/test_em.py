@@ -118,3 +118,7 @@ def test_a_change_is_near_when_each_of_its_steps_is_within_the_trust_region():
     steps = int(np.ceil(np.sqrt(cost / em.TRUST)))
     assert em.is_near(newton, change, steps)
     assert not em.is_near(newton, change, steps - 1)
+    # Though the cloud can follow, the likelihood may not be quadratic so far.
+    sharp = newton._replace(complete=jnp.diag(jnp.array([0.0, 24.0])))
+    assert em.is_near(sharp, change, steps)
+    assert not em.is_near(sharp, 1.1 * change, steps + 1)

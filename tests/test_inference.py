@@ -12,8 +12,10 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from jax import random
+from numpyro.distributions import constraints
 from numpyro.infer import Predictive
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoLaplaceApproximation
+from scipy.stats import multivariate_normal
 
 from numpyro_jala import JALAEM, diagnosis, stages
 from numpyro_jala.state import ASCEND, REST
@@ -116,6 +118,24 @@ def test_without_steps_params_stay_and_what_is_short_is_said(compiled_means, fir
     assert abs(compiled_means.log_evidence - exact) < 4 * error < 0.1
     assert "nats short" in text
     assert 1 / 2 < compiled_means.diagnostics()["shortfall"] / (BEST - exact) < 2
+
+
+def test_what_the_latents_do_not_inform_is_not_thrown_far():
+    def model(y):
+        x = numpyro.sample("x", dist.Normal())
+        s = numpyro.param("s", 60.0, constraint=constraints.positive)
+        numpyro.sample("y", dist.Normal(0.1 * x, s), obs=y)
+
+    y = np.linspace(-1.5, 2.5, 20).astype(np.float32)
+    jala = JALAEM(model, num_particles=128)
+    exact = lambda s: multivariate_normal(  # noqa: E731
+        cov=s**2 * np.eye(20) + 0.01
+    ).logpdf(y)
+    for num_steps in (1, 6):
+        said(jala, num_steps, y)
+        last = float(jala.get_params(jala.last_state)["s"])
+        assert exact(float(jala.params["s"])) > exact(last) - 0.01
+        assert abs(jala.log_evidence - exact(float(jala.params["s"]))) < 0.05
 
 
 class _no_compilation:

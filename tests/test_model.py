@@ -70,6 +70,18 @@ def test_params_go_there_and_back():
     np.testing.assert_array_equal(layout.is_free, [True, True, False])
 
 
+def test_a_coordinate_is_free_where_its_param_is_linear_in_it():
+    def model(y):
+        numpyro.param("a", jnp.eye(2), constraint=constraints.lower_cholesky)
+        numpyro.param("b", jnp.zeros(2), constraint=constraints.real_vector)
+        numpyro.param("c", jnp.arange(3.0), constraint=constraints.ordered_vector)
+        numpyro.sample("y", dist.Normal(numpyro.sample("x", dist.Normal()), 1.0), obs=y)
+
+    layout = lay_out(model, run_once(model, random.key(0), (1.0,), {}), (1.0,), {})
+    expected = [True, False, False, True, True, True, False, False]
+    np.testing.assert_array_equal(layout.is_free, expected)
+
+
 def test_prior_draws_have_the_prior_density():
     layout, arrays = laid_out(mixed, DATA)
     params = layout.init_params
