@@ -26,20 +26,20 @@ DATA = Path(__file__).parent / "data" / "sleepstudy.csv"
 # Journal of Statistical Software 67(1).
 LME4 = {
     "random intercept": {
-        "mean intercept": 251.41,
-        "mean slope": 10.47,
-        "sd of intercepts": 36.01,
-        "residual sd": 30.90,
-        "log-evidence": -897.04,
+        "mean intercept": 251.4051,
+        "mean slope": 10.4673,
+        "sd of intercepts": 36.0121,
+        "residual sd": 30.8954,
+        "log-evidence": -897.0393,
     },
     "random intercept and slope": {
-        "mean intercept": 251.41,
-        "mean slope": 10.47,
-        "sd of intercepts": 23.78,
-        "sd of slopes": 5.72,
-        "correlation": 0.08,
-        "residual sd": 25.59,
-        "log-evidence": -875.97,
+        "mean intercept": 251.4051,
+        "mean slope": 10.4673,
+        "sd of intercepts": 23.7798,
+        "sd of slopes": 5.7168,
+        "correlation": 0.0813,
+        "residual sd": 25.5919,
+        "log-evidence": -875.9697,
     },
 }
 
@@ -116,8 +116,8 @@ def report(result):
     print(f"\n{result.name:<28}{'JALAEM':>10}{'s.e.':>8}{'lme4':>10}")
     for name, value in quantities(jala.params).items():
         print(f"  {name:<26}{value:>10.2f}{'':>8}{lme4[name]:>10.2f}")
-    evidence = f"{jala.log_evidence:>10.2f}{jala.log_evidence_se:>8.2f}"
-    print(f"  {'log-evidence':<26}{evidence}{lme4['log-evidence']:>10.2f}")
+    evidence = f"{jala.log_evidence:>10.3f}{jala.log_evidence_se:>8.3f}"
+    print(f"  {'log-evidence':<26}{evidence}{lme4['log-evidence']:>10.3f}")
 
 
 def compare(small, large):
@@ -129,13 +129,13 @@ def compare(small, large):
     winner, loser = (large, small) if gain > 0 else (small, large)
     print(
         f"\nThe model with {winner.name} beats the one with {loser.name} by "
-        f"{abs(gain):.2f} nats (standard error {error:.2f}; lme4: {lme4:.2f})."
+        f"{abs(gain):.3f} nats (standard error {error:.3f}; lme4: {lme4:.3f})."
     )
     # A maximised likelihood favours the larger of two nested models.
     print(
         f"The larger model has {extra} parameters more; its AIC is lower by "
-        f"{2 * (gain - extra):.2f} (standard error {2 * error:.2f}; "
-        f"lme4: {2 * (lme4 - extra):.2f})."
+        f"{2 * (gain - extra):.3f} (standard error {2 * error:.3f}; "
+        f"lme4: {2 * (lme4 - extra):.3f})."
     )
 
 
@@ -161,9 +161,10 @@ def plot(results, path):
     for name, ax in axes.items():
         ax.set_title(name)
         ax.set_xlabel("EM step")
-    axes["log-evidence"].set_ylim(-960, -860)
+        ax.ticklabel_format(useOffset=False)
+    axes["log-evidence"].set_ylim(-905, -870)
     axes["log-evidence"].plot([], [], color="black", ls=":", lw=1, label="lme4")
-    axes["log-evidence"].legend(loc="lower right")
+    axes["log-evidence"].legend(loc="center right")
     figure.savefig(path, dpi=150)
 
 
