@@ -43,3 +43,9 @@ def test_covariance_weighs_rows():
     expected = np.cov(values.T, aweights=share, ddof=0)
     found = weights.covariance(jnp.asarray(share), jnp.asarray(values))
     np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_living_islands_share_the_cloud_equally():
+    log_weight = jnp.array([[0.0, 1.0], [2.0, -1.0], [-jnp.inf, -jnp.inf]])
+    pooled = weights.pool(weights.normalise(log_weight))
+    np.testing.assert_allclose(pooled.sum(1), [0.5, 0.5, 0.0], rtol=1e-6)
