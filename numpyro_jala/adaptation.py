@@ -41,6 +41,12 @@ def others_mean(values: Array, alive: Array) -> Array:
     return others(jnp.where(living, values, 0.0)) / count
 
 
+def others_average(weight: Array, values: Array) -> Array:
+    """Return the weighted mean of columns, for each island from the rest."""
+    means = jnp.einsum("jn,jnd->jd", weight, values)
+    return others_mean(means, weight.sum(-1) > 0)
+
+
 def by_island(fn: Callable[..., Any], *arrays: Any) -> Any:
     """Apply a function to the entries along the leading axis, one after the other.
 
@@ -71,21 +77,19 @@ def others_covariance(weight: Array, first: Array, second: Array) -> Array:
     Array
         (num_islands, columns of first, columns of second)
     """
-    alive = weight.sum(-1) > 0
     x, z = _centre(weight, first), _centre(weight, second)
-    mean_x = others_mean(jnp.einsum("jn,jnd->jd", weight, x), alive)
-    mean_z = others_mean(jnp.einsum("jn,jnd->jd", weight, z), alive)
+    mean_x, mean_z = others_average(weight, x), others_average(weight, z)
     product = jnp.einsum("jnd,jne->jde", x * weight[..., None], z)
-    return others_mean(product, alive) - mean_x[:, :, None] * mean_z[:, None, :]
+    return (
+        others_mean(product, weight.sum(-1) > 0) - mean_x[:, :, None] * mean_z[:, None, :]
+    )
 
 
 def others_products(weight: Array, first: Array, second: Array) -> Array:
     """Return the covariance of each column of one kind with that of another kind."""
-    alive = weight.sum(-1) > 0
     x, z = _centre(weight, first), _centre(weight, second)
-    mean_x = others_mean(jnp.einsum("jn,jnd->jd", weight, x), alive)
-    mean_z = others_mean(jnp.einsum("jn,jnd->jd", weight, z), alive)
-    return others_mean(jnp.einsum("jn,jnd->jd", weight, x * z), alive) - mean_x * mean_z
+    mean_x, mean_z = others_average(weight, x), others_average(weight, z)
+    return others_average(weight, x * z) - mean_x * mean_z
 
 
 def others_variance(weight: Array, values: Array) -> Array:

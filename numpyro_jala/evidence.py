@@ -20,7 +20,7 @@ from jax import lax, random
 from jax.scipy.linalg import solve_triangular
 
 from numpyro_jala._typing import Array, PRNGKey
-from numpyro_jala.adaptation import by_island, others_mean
+from numpyro_jala.adaptation import by_island, others_average
 from numpyro_jala.geometry import others_factor
 
 _ITERATIONS = 200
@@ -54,8 +54,7 @@ def log_density(gaussian: Gaussian, position: Array) -> Array:
 
 def fit_others(weight: Array, position: Array, gradient: Array, dense: bool) -> Gaussian:
     """Fit a Gaussian for each island on the particles of the rest."""
-    alive = weight.sum(-1) > 0
-    mean = others_mean(jnp.einsum("jn,jnd->jd", weight, position), alive)
+    mean = others_average(weight, position)
     return Gaussian(mean, others_factor(weight, position, gradient, dense))
 
 

@@ -24,8 +24,8 @@ import jax.numpy as jnp
 from numpyro_jala._typing import Array
 from numpyro_jala.adaptation import (
     by_island,
+    others_average,
     others_covariance,
-    others_mean,
     others_products,
     others_variance,
 )
@@ -45,11 +45,6 @@ class Flow(NamedTuple):
 
     shift: Array  # (num_islands, dim)
     spread: Array  # (num_islands, dim, dim), or (num_islands, dim) for a diagonal
-
-
-def _mean(weight: Array, values: Array) -> Array:
-    means = jnp.einsum("jn,jnd->jd", weight, values)
-    return others_mean(means, weight.sum(-1) > 0)
 
 
 def _slope(weight: Array, position: Array, values: Array, dense: bool) -> Array:
@@ -77,8 +72,8 @@ def frame(weight: Array, position: Array, gradient: Array, dense: bool) -> Frame
     """
     dense = dense and can_regress(weight, position.shape[-1])
     return Frame(
-        _mean(weight, position),
-        _mean(weight, gradient),
+        others_average(weight, position),
+        others_average(weight, gradient),
         _slope(weight, position, gradient, dense),
     )
 
@@ -93,7 +88,7 @@ def follow(frame_: Frame, weight: Array, position: Array, change: Array) -> Flow
     """
     curvature, dense = frame_.curvature, frame_.curvature.ndim == 3
     curvature_change = _slope(weight, position, change, dense)
-    mean_change = _mean(weight, change)
+    mean_change = others_average(weight, change)
     if not dense:
         spread = 0.5 * curvature_change / curvature
         return Flow((mean_change - spread * frame_.gradient) / curvature, spread)

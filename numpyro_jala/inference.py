@@ -12,7 +12,8 @@ from jax import random
 
 from numpyro_jala import checks, diagnosis, driver, em, path, reference, stages
 from numpyro_jala._typing import Array, PRNGKey, Tree
-from numpyro_jala.model import Layout, Trace, lay_out, run_once, split_call
+from numpyro_jala.call import split_call
+from numpyro_jala.model import Layout, Trace, lay_out, run_once
 from numpyro_jala.record import Run
 from numpyro_jala.results import Results
 from numpyro_jala.stages import Data, Fixed

@@ -26,7 +26,6 @@ class Result(NamedTuple):
     potential: Array  # (num_islands, num_particles)
     bridge: evidence.Bridge
     recursive: Array  # (num_islands,), log-evidence along the path
-    information: Information | None
     uncertainty: Uncertainty | None  # None without parameters, and with very many
     rng_key: PRNGKey
 
@@ -106,7 +105,6 @@ class Run:
             state.cloud.potential,
             bridge,
             recursive,
-            known,
             None if known is None else information.invert(known, is_free),
             state.rng_key,
         )

@@ -6,7 +6,8 @@ import numpyro.distributions as dist
 from jax import random
 from numpyro.distributions import constraints
 
-from numpyro_jala.model import lay_out, run_once, split_call
+from numpyro_jala.call import split_call
+from numpyro_jala.model import lay_out, run_once
 
 
 def laid_out(model, *args):
