@@ -1,60 +1,29 @@
-"""Refuse what cannot work, by name and value, before anything is compiled."""
+"""Refuse models that cannot work, by site and value, before anything is compiled."""
 
 from __future__ import annotations
 
-from typing import Any
+import importlib.util
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.distributions import Delta, ImproperUniform, MaskedDistribution
+from numpyro.distributions import Delta, ImproperUniform, biject_to, constraints
 
-from numpyro_jala._typing import Array
-from numpyro_jala.model import Trace, base_distribution, latent_sites
-from numpyro_jala.resampling import SCHEMES
+from numpyro_jala.sites import (
+    Site,
+    Trace,
+    base_distribution,
+    in_control_flow,
+    is_data,
+    is_discrete,
+    is_integer,
+    is_masked,
+    is_scaled,
+    latent_sites,
+)
 
 #: Share of equal draws that is not chance, even in single precision.
 _HEAP = 0.02
-PRECONDITIONERS = ("auto", "dense", "diagonal", None)
-
-
-def check_options(
-    num_particles: int,
-    num_islands: int,
-    step_size: float | None,
-    preconditioner: str | None,
-    resampling: str,
-    ess_threshold: float,
-) -> None:
-    """Check the options of the constructor."""
-    if num_islands < 1 or num_particles < 1 or num_particles % num_islands:
-        raise ValueError(
-            f"num_particles={num_particles} is not a multiple of num_islands="
-            f"{num_islands}, and islands have equally many particles. Take "
-            f"num_particles={max(1, num_particles // max(num_islands, 1)) * num_islands}."
-        )
-    if num_particles // num_islands < 2 and num_islands > 1:
-        raise ValueError(
-            f"num_particles={num_particles} in num_islands={num_islands} leaves one "
-            "particle to an island, whose weights then say nothing. Take more particles."
-        )
-    if num_islands < 2 and (step_size is None or preconditioner is not None):
-        what = "step_size=None" if step_size is None else f"{preconditioner=}"
-        raise ValueError(
-            f"{what} asks for adaptation, and num_islands={num_islands} leaves no other "
-            "island to learn from: what adapts on the particles it moves biases the "
-            "evidence. Take more islands, or give a step_size and preconditioner=None."
-        )
-    if step_size is not None and not step_size > 0:
-        raise ValueError(f"step_size={step_size} is not positive.")
-    if preconditioner not in PRECONDITIONERS:
-        raise ValueError(f"{preconditioner=} is not one of {PRECONDITIONERS}.")
-    if resampling not in SCHEMES:
-        raise ValueError(f"{resampling=} is not one of {tuple(SCHEMES)}.")
-    if not 0 <= ess_threshold <= 1:
-        raise ValueError(
-            f"ess_threshold={ess_threshold} is not between 0 (never resample) and 1."
-        )
 
 
 def check_sites(trace: Trace) -> None:
@@ -77,26 +46,70 @@ def check_sites(trace: Trace) -> None:
             "so its evidence is one whatever the parameters. Did you pass the data?"
         )
     for name, site in trace.items():
-        size, subsample = site["args"] if site["type"] == "plate" else (0, None)
+        _check_other(name, site)
+    for name, site in latents.items():
+        _check_latent(name, site)
+    if all(is_discrete(site) for site in latents.values()):
+        raise ValueError(
+            f"All latent sites are discrete ({list(latents)}) and can be summed out, so "
+            "the likelihood is known exactly: maximise it with an optimiser instead."
+        )
+    for name, site in observed.items():
+        _check_observed(name, site)
+
+
+def _check_other(name: str, site: Site) -> None:
+    """Check plates, params and states."""
+    if site["type"] == "plate":
+        size, subsample = site["args"]
         if subsample not in (None, size):
             raise ValueError(
                 f"Plate {name!r} subsamples {subsample} of {size}. The "
                 "evidence needs all of the data: drop subsample_size."
             )
-    for name, site in latents.items():
-        _check_latent(name, site)
-    for name, site in observed.items():
-        _check_observed(name, site)
-
-
-def _check_latent(name: str, site: dict[str, Any]) -> None:
-    base = base_distribution(site["fn"])
-    kind = type(base).__name__
-    if site["fn"].support.is_discrete:
+    if site["type"] == "mutable":
         raise ValueError(
-            f"Latent site {name!r} is {kind}, which is discrete, and JALAEM moves latents "
-            "along gradients. Sum the site out of the model, or condition on it."
+            f"Site {name!r} is a mutable state, such as the running means of a batch "
+            "normalisation. It changes with every evaluation, so there is no one density "
+            "to integrate. Use a module without state."
         )
+    if site["type"] == "param":
+        _check_param(name, site)
+
+
+def _check_param(name: str, site: Site) -> None:
+    if in_control_flow(site):
+        raise ValueError(
+            f"Param {name!r} stands in the body of a scan or cond, where NumPyro gives it "
+            "its initial value and no gradient. Declare it before, outside of the body."
+        )
+    support = site["kwargs"].get("constraint", constraints.real)
+    if is_integer(site["value"]):
+        return
+    try:
+        transform = biject_to(support)
+    except NotImplementedError as error:
+        raise ValueError(
+            f"Param {name!r} has the constraint {support}, which cannot be mapped to the "
+            "real line. Write the param as a function of one that can."
+        ) from error
+    for leaf in jax.tree.leaves(site["value"]):
+        if isinstance(leaf, jax.core.Tracer):
+            continue
+        with jax.ensure_compile_time_eval():
+            inside = jnp.all(support(leaf)) & jnp.isfinite(leaf).all()
+            inside &= jnp.isfinite(transform.inv(leaf)).all()
+        if not inside:
+            raise ValueError(
+                f"Param {name!r} starts at {np.asarray(leaf)}, outside or at the edge of "
+                f"its constraint {support}. Start it inside."
+            )
+
+
+def _check_latent(name: str, site: Site) -> None:
+    base = base_distribution(site["fn"])
+    if is_discrete(site):
+        _check_discrete(name, site)
     if isinstance(base, ImproperUniform):
         raise ValueError(
             f"Latent site {name!r} has an improper prior, so the evidence is defined only "
@@ -107,11 +120,39 @@ def _check_latent(name: str, site: dict[str, Any]) -> None:
             f"Latent site {name!r} is a Delta, which has no density to move along. Make it "
             "a numpyro.param or a numpyro.deterministic."
         )
+    if is_scaled(site):
+        raise ValueError(
+            f"Latent site {name!r} is scaled by {site['scale']}, and a prior to a power "
+            "has no known mass. Take the scale off, or scale the observed sites alone."
+        )
+    if not is_discrete(site):
+        try:
+            biject_to(site["fn"].support)
+        except NotImplementedError as error:
+            raise ValueError(
+                f"Latent site {name!r} ({type(base).__name__}) has support "
+                f"{site['fn'].support}, which cannot be mapped to the real line. "
+                "Reparametrise it: see numpyro.infer.reparam."
+            ) from error
 
 
-def _check_observed(name: str, site: dict[str, Any]) -> None:
+def _check_discrete(name: str, site: Site) -> None:
+    kind = type(base_distribution(site["fn"])).__name__
+    if not site["fn"].has_enumerate_support:
+        raise ValueError(
+            f"Latent site {name!r} is {kind}, which is discrete and without end, so it "
+            "cannot be summed out. Truncate it to a Categorical, or condition on it."
+        )
+    if importlib.util.find_spec("funsor") is None:
+        raise ValueError(
+            f"Latent site {name!r} is {kind}, which is discrete, and to sum it out takes "
+            "funsor: pip install numpyro_jala[enum]. Or condition on the site."
+        )
+
+
+def _check_observed(name: str, site: Site) -> None:
     value = site["value"]
-    if isinstance(value, jax.core.Tracer) or isinstance(site["fn"], MaskedDistribution):
+    if isinstance(value, jax.core.Tracer) or is_masked(site):
         return
     bad = np.isnan(np.asarray(value, float))
     if bad.any():
@@ -123,21 +164,50 @@ def _check_observed(name: str, site: dict[str, Any]) -> None:
         )
 
 
-def check_init_params(values: dict[str, Any], constraints: dict[str, Any]) -> None:
-    """Check that given starting values belong to params and satisfy their constraints."""
-    unknown = sorted(set(values) - set(constraints))
-    if unknown:
-        raise ValueError(
-            f"init_params names {unknown}, but the model's param sites are "
-            f"{sorted(constraints)}."
+def cautions(trace: Trace, is_noisy: bool) -> list[str]:
+    """Return a sentence for each thing that changes what the numbers mean."""
+    said = [sentence for n, site in trace.items() for sentence in _caution(n, site)]
+    if is_noisy:
+        said.append(
+            "The model asks for random numbers beside its sites (prng_key, dropout). They "
+            "are drawn once and held, so the result is that of one network with some "
+            "units dropped. Turn dropout off."
         )
-    for name, value in values.items():
-        for leaf in jax.tree.leaves(value):
-            if not bool(jnp.all(constraints[name](jnp.asarray(leaf, float)))):
-                raise ValueError(
-                    f"init_params[{name!r}] = {np.asarray(leaf)} lies outside the site's "
-                    f"constraint {constraints[name]}."
-                )
+    return said
+
+
+def _caution(name: str, site: Site) -> list[str]:
+    if site["type"] == "param" and is_integer(site["value"]):
+        return [
+            f"Param {name!r} is an integer and has no gradient: it stays at "
+            f"{site['value']}. Start it at a float to estimate it."
+        ]
+    if site["type"] == "param" and name.endswith("_centered"):
+        return [
+            f"Param {name!r} belongs to a LocScaleReparam that learns how to centre. The "
+            "likelihood does not depend on it, and it counts as a parameter in AIC and "
+            "BIC. Give LocScaleReparam centered=0 or 1."
+        ]
+    if is_data(site) and is_scaled(site):
+        return [
+            f"Observed site {name!r} is scaled by {site['scale']}: the log-evidence is "
+            "that of a likelihood to a power, not of the data. Compare it only with models "
+            "scaled alike, and do not trust the standard errors."
+        ]
+    if is_data(site):
+        return _broadcast(name, np.shape(site["value"]), tuple(site["fn"].shape()))
+    return []
+
+
+def _broadcast(name: str, seen: tuple[int, ...], shape: tuple[int, ...]) -> list[str]:
+    together = np.broadcast_shapes(seen, shape)
+    if np.prod(together) == np.prod(seen):
+        return []
+    return [
+        f"Observed site {name!r} has shape {seen} and its distribution {shape}: together "
+        f"{together}, so that data count more than once. If that is not meant, mend the "
+        "shapes."
+    ]
 
 
 def describe_dead_start(trace: Trace) -> str:
@@ -155,7 +225,7 @@ def describe_dead_start(trace: Trace) -> str:
     return "The gradient of the log-density is not finite at draws from the reference."
 
 
-def find_heaps(values: dict[str, Array]) -> dict[str, float]:
+def find_heaps(draws: np.ndarray, columns: dict[str, np.ndarray]) -> dict[str, float]:
     """Find sites many of whose prior draws lie at one value, by rounding.
 
     Close to the edge of its support a draw is rounded to the edge, or to the last number
@@ -163,45 +233,25 @@ def find_heaps(values: dict[str, Array]) -> dict[str, float]:
 
     Parameters
     ----------
-    values
-        Unconstrained draws of each latent site, (num_draws, ...).
+    draws
+        Unconstrained latents, (num_draws, dim).
+    columns
+        Those of each latent site.
 
     Returns
     -------
     dict
         The site's largest share of draws that equal another one.
     """
-    heaps = {}
-    for name, value in values.items():
-        ordered = np.sort(np.asarray(value).reshape(len(value), -1), axis=0)
-        share = np.mean(np.diff(ordered, axis=0) == 0, axis=0).max(initial=0.0)
-        if share > _HEAP:
-            heaps[name] = float(share)
-    return heaps
+    ordered = np.sort(draws, axis=0)
+    shares = np.mean(np.diff(ordered, axis=0) == 0, axis=0)
+    worst = {name: shares[index].max(initial=0.0) for name, index in columns.items()}
+    return {name: float(share) for name, share in worst.items() if share > _HEAP}
 
 
-def check_can_anneal(num_islands: int, preconditioner: str | None) -> None:
-    """Check that the temperatures can be chosen by other islands."""
-    if num_islands < 2 or preconditioner is None:
-        raise ValueError(
-            f"Annealing chooses temperatures from other islands and adapts its moves, "
-            f"but num_islands={num_islands} and {preconditioner=}. Give init_particles "
-            "and init_log_evidence, or take more islands and preconditioner='auto'."
-        )
-
-
-def check_particles(
-    particles: dict[str, Any], latents: tuple[str, ...], num_particles: int
-) -> None:
-    """Check that given particles name every latent, with the right leading axis."""
-    if set(particles) != set(latents):
-        raise ValueError(
-            f"init_particles names {sorted(particles)}, but the model's latent sites are "
-            f"{sorted(latents)}."
-        )
-    for name, value in particles.items():
-        if np.shape(value)[:1] != (num_particles,):
-            raise ValueError(
-                f"init_particles[{name!r}] has shape {np.shape(value)}, but its leading "
-                f"axis must be num_particles={num_particles}."
-            )
+def describe_failure(error: Exception) -> str:
+    """Say that the model itself failed."""
+    return (
+        f"The model failed on the given arguments: {type(error).__name__}: {error}. It is "
+        "run once as it is, before anything else."
+    )

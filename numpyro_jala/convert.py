@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from importlib import metadata
 from typing import Any
 
 import jax
@@ -15,9 +14,10 @@ from numpyro_jala import stages
 from numpyro_jala._typing import Array
 from numpyro_jala.diagnosis import best_evidence, diagnostics, num_observations
 from numpyro_jala.estimates import estimates, param_leaves
-from numpyro_jala.model import describe_dims, observed_data
 from numpyro_jala.record import Run
+from numpyro_jala.sites import describe_dims, observed_data
 from numpyro_jala.state import ASCEND, CLIMB, Info
+from numpyro_jala.versions import version_of
 from numpyro_jala.weights import effective_fraction, log_mean_exp
 
 _PACKAGES = ("numpyro_jala", "numpyro", "jax", "arviz")
@@ -108,16 +108,9 @@ def _attrs(run: Run) -> dict[str, Any]:
         "ess_threshold": settings.ess_threshold,
         "inference_library": "numpyro_jala",
         "renamed_sites": str({name: _name(name) for name in renamed}),
-        **{f"{name}_version": _version(name) for name in _PACKAGES},
+        **{f"{name}_version": version_of(name) for name in _PACKAGES},
         **{f"diagnostic_{k}": v for k, v in diagnostics(run).items()},
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def groups(

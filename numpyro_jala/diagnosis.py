@@ -12,6 +12,8 @@ from numpyro_jala.weights import effective_fraction, log_mean_exp, normalise
 
 #: Nats to the maximum that are worth a warning.
 _SHORT = 0.1
+#: Most params that a warning names.
+_MOST_NAMED = 5
 
 
 def _shortfall(result: Result) -> float:
@@ -158,7 +160,7 @@ def doubts(run: Run) -> list[str]:
 
 
 def _open_params(run: Run) -> list[str]:
-    """Return a sentence for each parameter of which the data say nothing."""
+    """Return a sentence about parameters of which the data say nothing."""
     result, layout = run.result, run.fixed.layout
     # One island alone cannot tell what the data do not say from noise.
     alone = run.fixed.settings.num_islands == 1
@@ -168,11 +170,17 @@ def _open_params(run: Run) -> list[str]:
     if known.promise.sum() > _SHORT:  # and what is said then is that it has not converged
         return []
     found = estimates(layout, result.params, result.uncertainty, 0.9)
-    return [
-        f"The data hardly determine {label}, estimated as {float(each.value[index]):.3g}, or "
-        "too few particles hide it. It may be at the edge of its support. It has no "
-        "standard error, and those of the others are as if it were known."
+    open_ = [
+        f"{label} (estimated as {float(each.value[index]):.3g})"
         for name, each in found.items()
         for label, index in label_entries(name, each.value)
         if not np.isfinite(each.standard_error[index])
+    ]
+    if not open_:
+        return []
+    more = f" and {len(open_) - _MOST_NAMED} more" if len(open_) > _MOST_NAMED else ""
+    return [
+        f"The data hardly determine {', '.join(open_[:_MOST_NAMED])}{more}, or too few "
+        "particles hide it. It may be at the edge of its support. It has no standard "
+        "error, and those of the others are as if it were known."
     ]

@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 
 from numpyro_jala import em, evidence, information, stages
 from numpyro_jala._typing import Array
+from numpyro_jala.checkpoint import Checkpoint
 from numpyro_jala.information import Information, Moments
 from numpyro_jala.record import Run
 from numpyro_jala.smc import Cloud
@@ -55,7 +56,9 @@ def _walk(
     return new
 
 
-def anneal(run: Run, state: State, holds: bool, show: bool) -> State:
+def anneal(
+    run: Run, state: State, holds: bool, show: bool, checkpoint: Checkpoint | None
+) -> State:
     """Go from the reference to the posterior.
 
     Unless the parameters hold still, they move on the way where they are far off.
@@ -67,6 +70,8 @@ def anneal(run: Run, state: State, holds: bool, show: bool) -> State:
             state = _walk(run, state, HOLD if holds else CLIMB, CHUNK)
             bar.update(run.num_new)
             bar.set_postfix(run.watch(CLIMB))
+            if checkpoint is not None:
+                checkpoint.note(run, state)
             if bool(jnp.all(state.target.temperature >= 1)):
                 return state
     run.last_state = state
@@ -78,24 +83,31 @@ def anneal(run: Run, state: State, holds: bool, show: bool) -> State:
     )
 
 
-def ascend(run: Run, state: State, num_steps: int, show: bool) -> State:
+def ascend(
+    run: Run, state: State, num_steps: int, show: bool, checkpoint: Checkpoint | None
+) -> State:
     """Take EM steps, or as many as there are before the user interrupts."""
     if state.target.params.size == 0:
         num_steps = 0
-    done = 0
-    with tqdm(total=num_steps, disable=not show or not num_steps, desc="ascend") as bar:
+    done = run.count(ASCEND)
+    hidden = not show or not num_steps
+    with tqdm(total=num_steps, initial=done, disable=hidden, desc="ascend") as bar:
         try:
             while done < num_steps:
                 state = _walk(run, state, ASCEND, min(CHUNK, num_steps - done))
                 done += run.num_new
                 bar.update(run.num_new)
                 bar.set_postfix(run.watch(ASCEND))
+                if checkpoint is not None:
+                    checkpoint.note(run, state)
         except KeyboardInterrupt:
             warnings.warn(
                 f"Interrupted after {done} of {num_steps} steps; the result is what "
                 "was reached by then.",
                 stacklevel=3,
             )
+    if checkpoint is not None:
+        checkpoint.save(run, state)
     run.last_state = state
     return state
 

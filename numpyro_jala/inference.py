@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from os import PathLike
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import random
 
-from numpyro_jala import checks, diagnosis, driver, em, path, reference, stages
+from numpyro_jala import checks, diagnosis, driver, em, options, path, reference, stages
 from numpyro_jala._typing import Array, PRNGKey, Tree
 from numpyro_jala.call import split_call
-from numpyro_jala.model import Layout, Trace, lay_out, run_once
+from numpyro_jala.checkpoint import Checkpoint, check_path, identify
+from numpyro_jala.inspection import lay_out
+from numpyro_jala.model import Layout
 from numpyro_jala.record import Run
 from numpyro_jala.results import Results
+from numpyro_jala.sites import Trace, run_once
 from numpyro_jala.stages import Data, Fixed
 from numpyro_jala.state import ASCEND, Info, Settings, State
 from numpyro_jala.weights import log_mean_exp
 
 #: Most latents whose correlations are learned.
 _MOST_DENSE = 256
+
+
+class Start(NamedTuple):
+    """Where a user wants a run to begin; None where that is left to it."""
+
+    params: dict[str, Tree] | None
+    particles: dict[str, Array] | None
+    log_evidence: float | None
+    state: State | None
 
 
 class JALAEM(Results):
@@ -68,7 +82,7 @@ class JALAEM(Results):
         ess_threshold: float = 0.5,
         reference: Any = "prior",
     ) -> None:
-        checks.check_options(
+        options.check_options(
             num_particles,
             num_islands,
             step_size,
@@ -112,8 +126,8 @@ class JALAEM(Results):
                 f"init is pure and reference={self.reference!r} has to be fitted. Use "
                 "run, or reference='prior'."
             )
-        given = (init_particles, init_log_evidence)
-        state = self._begin(start_key, fixed, data, init_params, *given)
+        start = Start(init_params, init_particles, init_log_evidence, None)
+        state = self._begin(start_key, fixed, data, start)
         return stages.anneal(fixed, data, state)
 
     def update(self, state: State, *args: Any, **kwargs: Any) -> tuple[State, Info]:
@@ -144,6 +158,8 @@ class JALAEM(Results):
         init_state: State | None = None,
         init_particles: dict[str, Array] | None = None,
         init_log_evidence: float | None = None,
+        checkpoint: str | PathLike[str] | None = None,
+        checkpoint_every: int = 100,
         **kwargs: Any,
     ) -> Any:
         """Anneal to the posterior, ascend ``num_steps`` times, estimate the evidence.
@@ -165,37 +181,64 @@ class JALAEM(Results):
             Constrained latents with a leading axis of ``num_particles``, taken as draws
             from the posterior at the first parameters, and the log-evidence there. Then
             there is no annealing.
+        checkpoint, checkpoint_every
+            A file that keeps the run, rewritten after so many steps. The same call goes
+            on from there, also in another process, and ends in the same numbers.
 
         Returns
         -------
         arviz.InferenceData
             Or an ``xarray.DataTree`` where ArviZ is 1.0 or later.
         """
+        if checkpoint is not None:
+            check_path(checkpoint, checkpoint_every)
         model_key, fit_key, start_key = random.split(rng_key, 3)
-        fixed, arrays, trace = self._inspect(model_key, args, kwargs)
-        layout = fixed.layout
-        first = self._first_params(layout, init_params)
-        fitted = reference.Reference(None, 0)
-        if init_state is None and init_particles is None:
-            fitted = reference.make(self.reference, fit_key, layout, first, arrays)
-        data = Data(arrays, fitted.gaussian)
-        run = Run(fixed, data, trace, args, kwargs, fitted.num_evaluations)
-        self._run = run
-        if init_state is None:
-            given = (init_particles, init_log_evidence)
-            state = self._begin(start_key, fixed, data, init_params, *given)
-            self._check_alive_start(state, trace)
-            if init_particles is None and fitted.gaussian is None:
-                draws = state.cloud.position.reshape(-1, layout.dim)
-                run.heaps = checks.find_heaps(jax.vmap(layout.unravel_position)(draws))
-            state = driver.anneal(run, state, num_steps == 0, progress_bar)
-        else:
-            state = init_state
-        state = driver.ascend(run, state, num_steps, progress_bar)
+        start = Start(init_params, init_particles, init_log_evidence, init_state)
+        run = self._run = self._prepare(model_key, fit_key, start, args, kwargs)
+        for message in checks.cautions(run.trace, run.fixed.layout.is_noisy):
+            warnings.warn(message, stacklevel=2)
+        saver = state = None
+        if checkpoint is not None:
+            same = (rng_key, num_steps == 0, start, run.data.gaussian)
+            saver = Checkpoint(checkpoint, checkpoint_every, identify(run, same))
+            state = saver.load(run, start_key, num_steps)
+        if state is None:
+            state = self._first_state(start_key, run, start)
+        state = driver.anneal(run, state, num_steps == 0, progress_bar, saver)
+        state = driver.ascend(run, state, num_steps, progress_bar, saver)
         driver.finish(run, state)
         for message in diagnosis.doubts(run):
             warnings.warn(message, stacklevel=2)
         return self.to_inference_data()
+
+    def _prepare(
+        self,
+        model_key: PRNGKey,
+        fit_key: PRNGKey,
+        start: Start,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Run:
+        """Look at the model, and fit the reference if there is one to fit."""
+        fixed, arrays, trace = self._inspect(model_key, args, kwargs)
+        first = self._first_params(fixed.layout, start.params)
+        fitted = reference.Reference(None, 0)
+        if start.state is None and start.particles is None:
+            fitted = reference.make(self.reference, fit_key, fixed.layout, first, arrays)
+        data = Data(arrays, fitted.gaussian)
+        return Run(fixed, data, trace, args, kwargs, fitted.num_evaluations)
+
+    def _first_state(self, rng_key: PRNGKey, run: Run, start: Start) -> State:
+        """Take the state that was given, or draw particles."""
+        if start.state is not None:
+            return start.state
+        state = self._begin(rng_key, run.fixed, run.data, start)
+        self._check_alive_start(state, run.trace)
+        if start.particles is None and run.data.gaussian is None:
+            layout = run.fixed.layout
+            draws = np.asarray(state.cloud.position).reshape(-1, layout.dim)
+            run.heaps = checks.find_heaps(draws, layout.columns())
+        return state
 
     def _any_layout(self) -> Layout:
         if not self._fixed:
@@ -224,7 +267,10 @@ class JALAEM(Results):
         self, rng_key: PRNGKey, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Fixed, list[Array], Trace]:
         """Run the model once; find or make what compiled functions hang on."""
-        trace = run_once(self.model, rng_key, args, kwargs)
+        try:
+            trace = run_once(self.model, rng_key, args, kwargs)
+        except Exception as error:
+            raise ValueError(checks.describe_failure(error)) from error
         checks.check_sites(trace)
         call, arrays = split_call(args, kwargs, keep_arrays=False)
         shapes = tuple((a.shape, str(a.dtype)) for a in arrays)
@@ -246,26 +292,18 @@ class JALAEM(Results):
     def _first_params(self, layout: Layout, values: dict[str, Tree] | None) -> Array:
         if not values:
             return layout.init_params
-        checks.check_init_params(values, layout.constraints)
+        options.check_init_params(values, layout.constraints)
         start = layout.constrain_params(layout.init_params)
         return layout.unconstrain_params({**start, **values})
 
-    def _begin(
-        self,
-        rng_key: PRNGKey,
-        fixed: Fixed,
-        data: Data,
-        init_params: dict[str, Tree] | None,
-        particles: dict[str, Array] | None,
-        log_evidence: float | None,
-    ) -> State:
-        params = self._first_params(fixed.layout, init_params)
-        if particles is None:
-            checks.check_can_anneal(self.num_islands, self.preconditioner)
+    def _begin(self, rng_key: PRNGKey, fixed: Fixed, data: Data, start: Start) -> State:
+        params = self._first_params(fixed.layout, start.params)
+        if start.particles is None:
+            options.check_can_anneal(self.num_islands, self.preconditioner)
             return stages.start(fixed, rng_key, data, params)
-        checks.check_particles(particles, fixed.layout.latents, self.num_particles)
-        given = {name: jnp.asarray(value) for name, value in particles.items()}
-        known = jnp.asarray(0.0 if log_evidence is None else log_evidence, params.dtype)
+        options.check_particles(start.particles, fixed.layout.latents, self.num_particles)
+        given = {name: jnp.asarray(value) for name, value in start.particles.items()}
+        known = jnp.asarray(start.log_evidence or 0.0, params.dtype)
         return stages.start_given(fixed, rng_key, data, params, given, known)
 
     def _check_alive_start(self, state: State, trace: Trace) -> None:

@@ -1,7 +1,4 @@
-"""From a NumPyro model and its data to potentials, reference draws and transforms.
-
-This file alone knows NumPyro's handlers.
-"""
+"""From a NumPyro model and its data to potentials, reference draws and transforms."""
 
 from __future__ import annotations
 
@@ -14,21 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
-from numpyro.distributions import ImproperUniform, Unit, biject_to, constraints
+from numpyro.distributions import biject_to
 from numpyro.infer.util import potential_energy
 from numpyro.primitives import Messenger
 
 from numpyro_jala._typing import Array, Potential, PRNGKey, Tree
-from numpyro_jala.call import Call, split_call
-
-Trace = dict[str, dict[str, Any]]
-_NEEDS_VALUES = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-    jax.errors.TracerBoolConversionError,
-    jax.errors.NonConcreteBooleanIndexError,
-)
+from numpyro_jala.call import Call
+from numpyro_jala.sites import Site, Trace, is_data, is_factor
+from numpyro_jala.supports import constrain, unconstrain, unconstrained
 
 
 class Temper(Messenger):  # type: ignore[misc]
@@ -43,10 +33,12 @@ class Temper(Messenger):  # type: ignore[misc]
         self.temperature = temperature
         self.jacobians = {f"_{name}_log_det" for name in latents}
 
-    def process_message(self, msg: dict[str, Any]) -> None:
+    def process_message(self, msg: Site) -> None:
         """Multiply the scale of observed sites and factors."""
-        is_likelihood = msg["type"] == "sample" and msg["is_observed"]
-        if is_likelihood and msg["name"] not in self.jacobians:
+        if msg["type"] != "sample" or not msg["is_observed"]:
+            return
+        # Where discrete latents are summed out, a scan calls its first sites by this.
+        if msg["name"].replace("_PREV_", "") not in self.jacobians:
             scale = msg.get("scale")
             msg["scale"] = self.temperature if scale is None else scale * self.temperature
 
@@ -54,9 +46,9 @@ class Temper(Messenger):  # type: ignore[misc]
 class Unobserve(Messenger):  # type: ignore[misc]
     """Draw the observed sites anew."""
 
-    def process_message(self, msg: dict[str, Any]) -> None:
+    def process_message(self, msg: Site) -> None:
         """Forget what was observed."""
-        if msg["type"] == "sample" and msg["is_observed"] and not _is_factor(msg):
+        if msg["type"] == "sample" and msg["is_observed"] and not is_factor(msg):
             msg["is_observed"], msg["value"] = False, None
 
 
@@ -66,54 +58,109 @@ class Layout:
 
     Compared by identity: compiled functions take it as a fixed argument, and the data
     apart from it.
+
+    held
+        Integer params, which stay as they are.
+    anchor, moving
+        Unconstrained values of all latents, and which of them move: a mask may leave
+        some without a density. None if all do.
+    discrete
+        Discrete latents, which are summed out.
+    enum_dim
+        The first axis free for them, from the right.
+    draws_discrete
+        Whether they can be drawn given the rest.
+    is_noisy
+        Whether the model asks for random numbers beside its sites.
     """
 
     model: Callable[..., Any]
     call: Call
     latents: tuple[str, ...]
     constraints: dict[str, Any]
+    held: dict[str, Tree]
     init_params: Array  # (num_params,), unconstrained
     is_free: np.ndarray  # (num_params,), unconstrained in truth
     unravel_params: Callable[[Array], dict[str, Tree]]
-    unravel_position: Callable[[Array], dict[str, Array]]
-    dim: int
+    unravel_latents: Callable[[Array], dict[str, Array]]
+    anchor: Array  # (dim or more,)
+    moving: np.ndarray | None  # (dim,)
+    discrete: tuple[str, ...]
+    enum_dim: int
+    draws_discrete: bool
+    is_noisy: bool
+
+    @property
+    def dim(self) -> int:
+        """How many unconstrained latents move."""
+        return self.anchor.size if self.moving is None else self.moving.size
+
+    # -- params ------------------------------------------------------------------------
 
     def constrain_params(self, params: Array) -> dict[str, Tree]:
         """Map a flat unconstrained vector to values of the param sites."""
-        free = self.unravel_params(params)
-        return {
-            name: jax.tree.map(biject_to(self.constraints[name]), value)
-            for name, value in free.items()
-        }
+        return constrain(self.unravel_params(params), self.constraints)
 
     def unconstrain_params(self, values: dict[str, Tree]) -> Array:
         """Map values of the param sites to a flat unconstrained vector."""
-        return _strong(ravel_pytree(unconstrain(values, self.constraints))[0])
+        flat = ravel_pytree(unconstrain(values, self.constraints))[0]
+        return jnp.asarray(flat, self.init_params.dtype)
 
-    def _at(self, params: Array) -> Callable[..., Any]:
-        return handlers.substitute(self.model, data=self.constrain_params(params))
+    def at(self, params: Array) -> Callable[..., Any]:
+        """Return the model with its params fixed."""
+        return handlers.substitute(
+            self.model, data={**self.held, **self.constrain_params(params)}
+        )
+
+    # -- latents -----------------------------------------------------------------------
+
+    def unravel_position(self, position: Array) -> dict[str, Array]:
+        """Map a position to unconstrained values of the latent sites."""
+        if self.moving is not None:
+            position = self.anchor.at[self.moving].set(position)
+        return self.unravel_latents(position)
+
+    def _ravel_sites(self, sites: Trace) -> Array:
+        flat = ravel_pytree({name: unconstrained(sites[name]) for name in self.latents})[0]
+        return flat if self.moving is None else flat[self.moving]
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """Return the coordinates of a position that belong to each latent site."""
+        # A flat vector holds the sites in the order of their names.
+        names = sorted(self.latents)
+        shapes = self.unravel_latents(self.anchor)
+        owner = np.repeat(np.arange(len(names)), [np.size(shapes[name]) for name in names])
+        owner = owner if self.moving is None else owner[self.moving]
+        return {name: np.flatnonzero(owner == i) for i, name in enumerate(names)}
+
+    # -- what the model says -----------------------------------------------------------
 
     def joint(self, arrays: list[Array]) -> Potential:
         """Return the potential that goes from the prior to the joint density."""
         args, kwargs = self.call.fill(arrays)
 
         def potential(params: Array, temperature: Array, position: Array) -> Array:
-            latents = self.unravel_position(position)
+            latents, model = self.unravel_position(position), self.at(params)
+            if self.is_noisy:
+                model = handlers.seed(model, jax.random.key(0))
+            if self.discrete:
+                model = _enumerate(model, self.enum_dim)
             with Temper(temperature, self.latents):
-                return potential_energy(self._at(params), args, kwargs, latents)
+                return potential_energy(
+                    model, args, kwargs, latents, enum=bool(self.discrete)
+                )
 
         return potential
 
     def trace(self, rng_key: PRNGKey, params: Array, arrays: list[Array]) -> Trace:
         """Run the model once at the given parameters, latents drawn from the prior."""
         args, kwargs = self.call.fill(arrays)
-        seeded = handlers.seed(self._at(params), rng_key)
+        seeded = handlers.seed(self.at(params), rng_key)
         return dict(handlers.trace(seeded).get_trace(*args, **kwargs))
 
     def draw_prior(self, rng_key: PRNGKey, params: Array, arrays: list[Array]) -> Array:
         """Draw one unconstrained position from the prior at the given parameters."""
-        sites = self.trace(rng_key, params, arrays)
-        return ravel_pytree({name: _unconstrained(sites[name]) for name in self.latents})[0]
+        return self._ravel_sites(self.trace(rng_key, params, arrays))
 
     def _replay(
         self,
@@ -121,42 +168,55 @@ class Layout:
         params: Array,
         position: Array,
         arrays: list[Array],
+        known: dict[str, Array],
         inner_fn: Callable[..., Any] = lambda model: model,
     ) -> Trace:
-        """Run the model at one position; a support may depend on params or latents."""
+        """Run the model at one position; a support may depend on params or latents.
+
+        Discrete latents that are not among the ``known`` are drawn given the rest.
+        """
         args, kwargs = self.call.fill(arrays)
         free = self.unravel_position(position)
 
-        def value_of(site: dict[str, Any]) -> Any:
+        def value_of(site: Site) -> Any:
             if site["type"] == "sample" and site["name"] in free:
                 return biject_to(site["fn"].support)(free[site["name"]])
-            return None
+            return known.get(site["name"])
 
         # What un-observes a site must stand within what seeds it.
-        inner = inner_fn(self._at(params))
+        inner = inner_fn(self.at(params))
         replayed = handlers.substitute(inner, substitute_fn=value_of)
-        seeded = handlers.seed(replayed, rng_key)
+        draw_key, rest_key = jax.random.split(rng_key)
+        if self.draws_discrete and not known:
+            replayed = _draw_discrete(replayed, self.enum_dim, draw_key)
+        seeded = handlers.seed(replayed, rest_key)
         return dict(handlers.trace(seeded).get_trace(*args, **kwargs))
 
     def constrain(
-        self, params: Array, position: Array, arrays: list[Array]
+        self, rng_key: PRNGKey, params: Array, position: Array, arrays: list[Array]
     ) -> dict[str, Array]:
-        """Map one position to the values of latent and deterministic sites."""
-        sites = self._replay(jax.random.key(0), params, position, arrays)
-        return {
-            name: site["value"]
-            for name, site in sites.items()
-            if name in self.latents or site["type"] == "deterministic"
-        }
+        """Map one position to the values of latent and deterministic sites.
+
+        Discrete latents are drawn given the rest. Where they cannot be, they are left
+        out, and with them the deterministic sites, which may depend on them.
+        """
+        sites = self._replay(rng_key, params, position, arrays, {})
+        shown = set(self.latents)
+        if self.draws_discrete or not self.discrete:
+            shown |= set(self.discrete)
+            shown |= {n for n, site in sites.items() if site["type"] == "deterministic"}
+        return {name: site["value"] for name, site in sites.items() if name in shown}
 
     def predict(
         self, rng_key: PRNGKey, params: Array, position: Array, arrays: list[Array]
     ) -> tuple[dict[str, Array], dict[str, Array]]:
         """Draw the observed sites at one position, and weigh what was observed there."""
-        sites = self._replay(rng_key, params, position, arrays)
-        seen = {name: site for name, site in sites.items() if _is_data(site)}
+        seen_key, new_key = jax.random.split(rng_key)
+        sites = self._replay(seen_key, params, position, arrays, {})
+        seen = {name: site for name, site in sites.items() if is_data(site)}
         log_likelihood = {n: site["fn"].log_prob(site["value"]) for n, site in seen.items()}
-        drawn = self._replay(rng_key, params, position, arrays, Unobserve)
+        known = {name: sites[name]["value"] for name in self.discrete}
+        drawn = self._replay(new_key, params, position, arrays, known, Unobserve)
         return {name: drawn[name]["value"] for name in seen}, log_likelihood
 
     def unconstrain(
@@ -164,174 +224,24 @@ class Layout:
     ) -> Array:
         """Map constrained latents of one particle to a position."""
         args, kwargs = self.call.fill(arrays)
-        fixed = handlers.substitute(self._at(params), data=values)
+        fixed = handlers.substitute(self.at(params), data=values)
         seeded = handlers.seed(fixed, jax.random.key(0))
-        sites = handlers.trace(seeded).get_trace(*args, **kwargs)
-        return ravel_pytree({name: _unconstrained(sites[name]) for name in self.latents})[0]
+        return self._ravel_sites(handlers.trace(seeded).get_trace(*args, **kwargs))
 
 
-#: Most entries of a constrained param that are looked at one by one.
-_MOST_INSPECTED = 64
+def _enumerate(model: Callable[..., Any], enum_dim: int) -> Callable[..., Any]:
+    """Sum discrete latents out."""
+    from numpyro.contrib.funsor import config_enumerate, enum
+
+    return enum(config_enumerate(model), enum_dim)
 
 
-def _free_coordinates(values: dict[str, Tree], supports: dict[str, Any]) -> np.ndarray:
-    """Tell which coordinates a param is linear in, and which are logarithms or such."""
+def _draw_discrete(
+    model: Callable[..., Any], enum_dim: int, rng_key: PRNGKey
+) -> Callable[..., Any]:
+    """Draw discrete latents given everything else."""
+    from numpyro.contrib.funsor import config_enumerate, infer_discrete
 
-    def inspect(support: Any, leaf: Array) -> np.ndarray:
-        shape, size = jnp.shape(leaf), int(np.prod(jnp.shape(leaf)))
-        if support is constraints.real or size > _MOST_INSPECTED:
-            return np.full(shape, support is constraints.real)
-        transform = biject_to(support)
-
-        def bend(direction: np.ndarray) -> Array:
-            def slope(x: Array) -> Array:
-                return jax.jvp(transform, (x,), (jnp.asarray(direction),))[1]
-
-            place = jnp.full(shape, 0.3)
-            return jax.jvp(slope, (place,), (jnp.asarray(direction),))[1]
-
-        directions = np.eye(size).reshape(size, *shape)
-        with jax.ensure_compile_time_eval():
-            bends = [float(jnp.max(jnp.abs(bend(each)))) for each in directions]
-        return np.reshape(bends, shape) == 0
-
-    found = {
-        name: jax.tree.map(lambda leaf, n=name: inspect(supports[n], leaf), value)
-        for name, value in values.items()
-    }
-    leaves = [np.ravel(leaf) for leaf in jax.tree.leaves(found)]
-    return np.concatenate([np.zeros(0, bool), *leaves])
-
-
-def _strong(values: Array) -> Array:
-    """Fix the type of numbers that Python gave, or a loop would be compiled twice."""
-    return jnp.asarray(values, values.dtype)
-
-
-def _unconstrained(site: dict[str, Any]) -> Array:
-    return biject_to(site["fn"].support).inv(site["value"])
-
-
-def unconstrain(values: dict[str, Tree], supports: dict[str, Any]) -> dict[str, Tree]:
-    """Map each site's value, a tree, to the real line."""
-    return {
-        name: jax.tree.map(biject_to(supports[name]).inv, value)
-        for name, value in values.items()
-    }
-
-
-def latent_sites(trace: Trace) -> Trace:
-    """Return the sample sites of a trace that are not observed."""
-    return {
-        name: site
-        for name, site in trace.items()
-        if site["type"] == "sample" and not site["is_observed"]
-    }
-
-
-def run_once(
-    model: Callable[..., Any],
-    rng_key: PRNGKey,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Trace:
-    """Run the model as it is, latents drawn from the prior."""
-    feasible = handlers.substitute(model, substitute_fn=_improper_value)
-    seeded = handlers.seed(feasible, rng_key)
-    return dict(handlers.trace(seeded).get_trace(*args, **kwargs))
-
-
-def base_distribution(fn: Any) -> Any:
-    """Return what a distribution wraps."""
-    while type(fn).__name__ in (
-        "Independent",
-        "ExpandedDistribution",
-        "MaskedDistribution",
-    ):
-        fn = fn.base_dist
-    return fn
-
-
-def _improper_value(site: dict[str, Any]) -> Any:
-    """Return a feasible value where a prior cannot be drawn from, to refuse it later."""
-    if site["type"] != "sample" or site["is_observed"]:
-        return None
-    if not isinstance(base_distribution(site["fn"]), ImproperUniform):
-        return None
-    return site["fn"].support.feasible_like(jnp.zeros(site["fn"].shape()))
-
-
-def lay_out(
-    model: Callable[..., Any],
-    trace: Trace,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Layout:
-    """Lay the sites of a trace out in flat vectors."""
-    params = {n: s["value"] for n, s in trace.items() if s["type"] == "param"}
-    supports = {
-        name: trace[name]["kwargs"].get("constraint", constraints.real) for name in params
-    }
-    latents = latent_sites(trace)
-    init_params, unravel_params = ravel_pytree(unconstrain(params, supports))
-    position, unravel_position = ravel_pytree(
-        {name: _unconstrained(site) for name, site in latents.items()}
+    return infer_discrete(
+        config_enumerate(model), first_available_dim=enum_dim, rng_key=rng_key
     )
-    keep_arrays = _looks_at_values(model, args, kwargs)
-    return Layout(
-        model=model,
-        call=split_call(args, kwargs, keep_arrays)[0],
-        latents=tuple(latents),
-        constraints=supports,
-        init_params=_strong(init_params),
-        is_free=_free_coordinates(unravel_params(init_params), supports),
-        unravel_params=unravel_params,
-        unravel_position=unravel_position,
-        dim=position.size,
-    )
-
-
-def _looks_at_values(
-    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> bool:
-    """Tell whether the model needs the values of its arrays and not only their shapes."""
-    call, arrays = split_call(args, kwargs, keep_arrays=False)
-
-    def run_abstractly(values: list[Array]) -> int:
-        filled_args, filled_kwargs = call.fill(values)
-        run_once(model, jax.random.key(0), filled_args, filled_kwargs)
-        return 0
-
-    try:
-        jax.eval_shape(run_abstractly, arrays)
-    except _NEEDS_VALUES:
-        return True
-    return False
-
-
-def describe_dims(trace: Trace, events: bool = True) -> dict[str, dict[int, Any]]:
-    """Return the plates of each site: their names and sizes by axis, from the right.
-
-    Without ``events`` for values such as log-densities, that have no event axes.
-    """
-    dims = {}
-    for name, site in trace.items():
-        event_dim = site["fn"].event_dim if events and site["type"] == "sample" else 0
-        dims[name] = {
-            frame.dim - event_dim: (frame.name, frame.size)
-            for frame in site.get("cond_indep_stack", [])
-        }
-    return dims
-
-
-def _is_factor(site: dict[str, Any]) -> bool:
-    return isinstance(base_distribution(site["fn"]), Unit)
-
-
-def _is_data(site: dict[str, Any]) -> bool:
-    return site["type"] == "sample" and site["is_observed"] and not _is_factor(site)
-
-
-def observed_data(trace: Trace) -> dict[str, np.ndarray]:
-    """Return the values of observed sites, factors left out."""
-    return {n: np.asarray(site["value"]) for n, site in trace.items() if _is_data(site)}

@@ -11,7 +11,7 @@ import numpy as np
 from numpyro_jala import evidence, information
 from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.information import Information, Uncertainty
-from numpyro_jala.model import Trace
+from numpyro_jala.sites import Trace
 from numpyro_jala.stages import Data, Fixed
 from numpyro_jala.state import CLIMB, Info, State
 from numpyro_jala.weights import log_mean_exp, normalise
@@ -63,11 +63,19 @@ class Run:
         rows = jax.tree.map(lambda leaf: leaf[:count], infos)
         self._infos.setdefault(stage, []).append(rows)
 
+    def restore(self, stage: int, infos: Info) -> None:
+        """Take over what an earlier process kept of a stage."""
+        self._infos[stage] = [infos]
+
+    def count(self, stage: int) -> int:
+        """Return how many steps of a stage were taken."""
+        return sum(len(part.promise) for part in self._infos.get(stage, []))
+
     def infos(self, stage: int) -> Info | None:
         """Return all rows of a stage, or None if it took no steps."""
-        parts = self._infos.get(stage, [])
-        if not sum(len(part.promise) for part in parts):
+        if not self.count(stage):
             return None
+        parts = self._infos[stage]
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
     @property

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax, random
-from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoContinuous, AutoNormal
 
+from numpyro_jala import options
 from numpyro_jala._typing import Array, Potential, PRNGKey
 from numpyro_jala.evidence import Gaussian, from_noise, log_density
 from numpyro_jala.model import Layout
@@ -83,6 +83,7 @@ def make(
             f"reference={reference!r} is neither 'prior', 'laplace', a Gaussian autoguide "
             "of numpyro.infer.autoguide nor a pair of one and its fitted params."
         )
+    options.check_can_guide(layout)
     evaluations = 0
     if guide_params is None:
         guide_params = _fit(guide, rng_key, layout, params, arrays)
@@ -100,8 +101,7 @@ def _fit(
     guide: Any, rng_key: PRNGKey, layout: Layout, params: Array, arrays: list[Array]
 ) -> dict[str, Array]:
     args, kwargs = layout.call.fill(arrays)
-    model = handlers.substitute(layout.model, data=layout.constrain_params(params))
-    svi = SVI(model, guide, optax.adam(_GUIDE_RATE), Trace_ELBO())
+    svi = SVI(layout.at(params), guide, optax.adam(_GUIDE_RATE), Trace_ELBO())
     result = svi.run(rng_key, _GUIDE_STEPS, *args, progress_bar=False, **kwargs)
     return dict(result.params)
 

@@ -12,7 +12,7 @@ import pandas as pd
 from jax import random
 from numpyro.handlers import substitute
 
-from numpyro_jala import convert, diagnosis, em, estimates, stages, summary
+from numpyro_jala import convert, diagnosis, em, estimates, options, stages, summary
 from numpyro_jala._typing import Array, PRNGKey, Tree
 from numpyro_jala.estimates import Estimate
 from numpyro_jala.record import Run
@@ -132,7 +132,10 @@ class Results:
 
     def _constrained(self, position: Array) -> dict[str, np.ndarray]:
         found = self._found
-        values = stages.constrain(found.fixed, found.data, found.result.params, position)
+        rng_key = random.fold_in(found.result.rng_key, 3)
+        values = stages.constrain(
+            found.fixed, rng_key, found.data, found.result.params, position
+        )
         return {name: np.asarray(value) for name, value in jax.device_get(values).items()}
 
     def get_extra_fields(self, group_by_chain: bool = False) -> dict[str, np.ndarray]:
@@ -162,6 +165,7 @@ class Results:
         ``posterior``, which are equally weighted. The params are at their estimate.
         """
         found = self._found
+        options.check_can_predict(found.fixed.layout)
         predicted = stages.predict(
             found.fixed, rng_key, found.data, found.result.params, self._equal_position()
         )

@@ -173,13 +173,16 @@ def louis(
 
 
 @partial(jax.jit, static_argnums=0)
-def constrain(fixed: Fixed, data: Data, params: Array, position: Array) -> dict[str, Array]:
+def constrain(
+    fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array, position: Array
+) -> dict[str, Array]:
     """Map positions (num_islands, num_particles, dim) to values of the model's sites."""
+    keys = random.split(rng_key, position.shape[:2])
 
-    def one(row: Array) -> dict[str, Array]:
-        return fixed.layout.constrain(params, row, data.arrays)
+    def one(key: PRNGKey, row: Array) -> dict[str, Array]:
+        return fixed.layout.constrain(key, params, row, data.arrays)
 
-    return jax.vmap(jax.vmap(one))(position)
+    return jax.vmap(jax.vmap(one))(keys, position)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -2,8 +2,12 @@
 
 import os
 
-# The tests run in parallel anyway.
-os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
+# The tests run in parallel anyway, and spend their time compiling, not computing.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_cpu_multi_thread_eigen=false --xla_backend_optimization_level=0 "
+    "--xla_cpu_use_fusion_emitters=false",
+)
 
 import pytest  # noqa: E402
 from jax import random  # noqa: E402

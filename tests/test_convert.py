@@ -15,7 +15,8 @@ from numpyro.infer import Predictive
 from scipy.stats import norm
 
 from numpyro_jala import JALAEM, convert
-from numpyro_jala.model import describe_dims, lay_out, run_once
+from numpyro_jala.inspection import lay_out
+from numpyro_jala.sites import describe_dims, run_once
 from tests.tools import SCHOOLS, assert_mean, normal_means
 
 mpl.use("Agg")

@@ -15,7 +15,8 @@ from scipy.stats import norm
 from numpyro_jala import flow, information
 from numpyro_jala.estimates import estimates
 from numpyro_jala.information import Information, Uncertainty
-from numpyro_jala.model import lay_out, run_once
+from numpyro_jala.inspection import lay_out
+from numpyro_jala.sites import run_once
 from tests.tools import SCHOOLS
 
 PARAMS = jnp.array([0.7, 0.3])  # mu and the logarithm of tau, away from the maximum

@@ -1,0 +1,116 @@
+"""Refuse options and arguments that cannot work, by name and value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_jala.model import Layout
+from numpyro_jala.resampling import SCHEMES
+
+PRECONDITIONERS = ("auto", "dense", "diagonal", None)
+
+
+def check_options(
+    num_particles: int,
+    num_islands: int,
+    step_size: float | None,
+    preconditioner: str | None,
+    resampling: str,
+    ess_threshold: float,
+) -> None:
+    """Check the options of the constructor."""
+    if num_islands < 1 or num_particles < 1 or num_particles % num_islands:
+        raise ValueError(
+            f"num_particles={num_particles} is not a multiple of num_islands="
+            f"{num_islands}, and islands have equally many particles. Take "
+            f"num_particles={max(1, num_particles // max(num_islands, 1)) * num_islands}."
+        )
+    if num_particles // num_islands < 2 and num_islands > 1:
+        raise ValueError(
+            f"num_particles={num_particles} in num_islands={num_islands} leaves one "
+            "particle to an island, whose weights then say nothing. Take more particles."
+        )
+    if num_islands < 2 and (step_size is None or preconditioner is not None):
+        what = "step_size=None" if step_size is None else f"{preconditioner=}"
+        raise ValueError(
+            f"{what} asks for adaptation, and num_islands={num_islands} leaves no other "
+            "island to learn from: what adapts on the particles it moves biases the "
+            "evidence. Take more islands, or give a step_size and preconditioner=None."
+        )
+    if step_size is not None and not step_size > 0:
+        raise ValueError(f"step_size={step_size} is not positive.")
+    if preconditioner not in PRECONDITIONERS:
+        raise ValueError(f"{preconditioner=} is not one of {PRECONDITIONERS}.")
+    if resampling not in SCHEMES:
+        raise ValueError(f"{resampling=} is not one of {tuple(SCHEMES)}.")
+    if not 0 <= ess_threshold <= 1:
+        raise ValueError(
+            f"ess_threshold={ess_threshold} is not between 0 (never resample) and 1."
+        )
+
+
+def check_init_params(values: dict[str, Any], constraints: dict[str, Any]) -> None:
+    """Check that given starting values belong to params and satisfy their constraints."""
+    unknown = sorted(set(values) - set(constraints))
+    if unknown:
+        raise ValueError(
+            f"init_params names {unknown}, but the model's param sites are "
+            f"{sorted(constraints)}."
+        )
+    for name, value in values.items():
+        for leaf in jax.tree.leaves(value):
+            if not bool(jnp.all(constraints[name](jnp.asarray(leaf, float)))):
+                raise ValueError(
+                    f"init_params[{name!r}] = {np.asarray(leaf)} lies outside the site's "
+                    f"constraint {constraints[name]}."
+                )
+
+
+def check_can_anneal(num_islands: int, preconditioner: str | None) -> None:
+    """Check that the temperatures can be chosen by other islands."""
+    if num_islands < 2 or preconditioner is None:
+        raise ValueError(
+            f"Annealing chooses temperatures from other islands and adapts its moves, "
+            f"but num_islands={num_islands} and {preconditioner=}. Give init_particles "
+            "and init_log_evidence, or take more islands and preconditioner='auto'."
+        )
+
+
+def check_particles(
+    particles: dict[str, Any], latents: tuple[str, ...], num_particles: int
+) -> None:
+    """Check that given particles name every latent, with the right leading axis."""
+    if set(particles) != set(latents):
+        raise ValueError(
+            f"init_particles names {sorted(particles)}, but the model's latent sites are "
+            f"{sorted(latents)}."
+        )
+    for name, value in particles.items():
+        if np.shape(value)[:1] != (num_particles,):
+            raise ValueError(
+                f"init_particles[{name!r}] has shape {np.shape(value)}, but its leading "
+                f"axis must be num_particles={num_particles}."
+            )
+
+
+def check_can_predict(layout: Layout) -> None:
+    """Check that every site can be drawn."""
+    if layout.discrete and not layout.draws_discrete:
+        raise ValueError(
+            f"The discrete latents {list(layout.discrete)} stand in a scan, where they are "
+            "summed out and cannot be drawn, so there is nothing to predict from."
+        )
+
+
+def check_can_guide(layout: Layout) -> None:
+    """Check that a guide sees the latents that the particles have."""
+    if layout.discrete or layout.moving is not None:
+        what = "discrete latents" if layout.discrete else "masked latents"
+        raise ValueError(
+            f"The model has {what}, which a guide does not see as this package does. Use "
+            "reference='prior' or 'laplace'."
+        )
