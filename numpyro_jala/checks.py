@@ -252,6 +252,6 @@ def find_heaps(draws: np.ndarray, columns: dict[str, np.ndarray]) -> dict[str, f
 def describe_failure(error: Exception) -> str:
     """Say that the model itself failed."""
     return (
-        f"The model failed on the given arguments: {type(error).__name__}: {error}. It is "
-        "run once as it is, before anything else."
+        "The model, run once on the given arguments before anything else, failed: "
+        f"{type(error).__name__}: {error}"
     )

@@ -139,7 +139,8 @@ def finish(run: Run, state: State) -> None:
     for _ in range(_CLOUDS):
         state = _walk(run, state, REST, _APART, params)
         clouds.append(state.cloud)
-    bridge = stages.estimate(run.fixed, bridge_key, run.data, params, clouds)
+    found = stages.estimate(run.fixed, bridge_key, run.data, params, clouds)
+    bridge = evidence.at_level(*found)
     run.num_evaluations += len(clouds) * state.cloud.log_weight.size
     known = _inform(run, params, clouds)
     run.finish(state, params, bridge, recursive, known)

@@ -123,28 +123,33 @@ class Information(NamedTuple):
 
     basis
         Columns :math:`b_i` with :math:`b_i^\top C b_i = 1`, up to the floor.
+    inverse
+        Of the basis.
     observed
         The share of the information along each that is observed.
     """
 
     basis: Array  # (num_params, num_params)
+    inverse: Array  # (num_params, num_params)
     observed: Array  # (num_params,)
 
 
-def _root(matrix: Array) -> Array:
-    """Return R with R Rᵀ the inverse of a matrix made positive definite."""
+def _root(matrix: Array) -> tuple[Array, Array]:
+    """Return R with R Rᵀ the inverse of a matrix made positive definite, and R⁻¹."""
     diagonal = jnp.abs(jnp.diagonal(matrix))
     scale = jnp.where(diagonal > 1e-25, jnp.sqrt(diagonal), 1.0)
     values, vectors = jnp.linalg.eigh(matrix / (scale[:, None] * scale))
     values = jnp.maximum(jnp.abs(values), 1e-4 * jnp.max(jnp.abs(values)) + 1e-20)
-    return vectors / jnp.sqrt(values) / scale[:, None]
+    size = jnp.sqrt(values)
+    return vectors / size / scale[:, None], (vectors * size * scale[:, None]).T
 
 
 def information(complete: Array, missing: Array, floor: Array | float) -> Information:
     """Decompose the observed information, each direction floored."""
-    root = _root(complete)
+    root, inverse = _root(complete)
     fraction, vectors = jnp.linalg.eigh(root.T @ missing @ root)
-    return Information(root @ vectors, jnp.maximum(1 - fraction, floor))
+    observed = jnp.maximum(1 - fraction, floor)
+    return Information(root @ vectors, vectors.T @ inverse, observed)
 
 
 def decrement(info: Information, score: Array) -> Array:
@@ -180,26 +185,29 @@ def trusted_step(
     reach
         Diagonal of :math:`R`: how far each parameter may go in one step.
     """
-    white = info.basis * jnp.sqrt(share / info.observed)
-    region = cost + jnp.diag(TRUST / reach**2)
-    price, vectors = jnp.linalg.eigh(white.T @ region @ white)
-    price = jnp.maximum(price, 0.0)
-    white = white @ vectors
-    slope = white.T @ score
+    # In units of what the region allows, sizes that differ by orders of magnitude do no
+    # harm: what is lost in rounding is the curvature along directions that are flat, and
+    # there the region bounds the step.
+    unit, _ = _root(cost + jnp.diag(TRUST / reach**2))
+    half = info.inverse @ unit
+    curvature, vectors = jnp.linalg.eigh((half.T * info.observed) @ half)
+    curvature = jnp.maximum(curvature, 1e-6 * jnp.max(curvature) + 1e-20)
+    axes = unit @ vectors
+    slope = share * (axes.T @ score)
 
-    def spent(multiplier: Array) -> Array:
-        return jnp.sum(price * (slope / (1 + multiplier * price)) ** 2)
+    def length(multiplier: Array) -> Array:
+        return jnp.linalg.norm(slope / (curvature + multiplier))
 
     def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bracket
         middle = 0.5 * (low + high)
-        over = spent(jnp.exp(middle)) > TRUST
+        over = length(jnp.exp(middle)) > TRUST**0.5
         return jnp.where(over, middle, low), jnp.where(over, high, middle)
 
-    bounds = jnp.asarray(-20.0, score.dtype), jnp.asarray(50.0, score.dtype)
-    _, high = lax.fori_loop(0, 30, halve, bounds)
-    free = spent(jnp.zeros_like(high)) <= TRUST
-    step = -white @ (slope / (1 + jnp.where(free, 0.0, jnp.exp(high)) * price))
+    most = jnp.log(jnp.linalg.norm(slope) / TRUST**0.5 + 1e-30)
+    _, high = lax.fori_loop(0, 30, halve, (most - 30.0, most))
+    free = length(jnp.zeros_like(high)) <= TRUST**0.5
+    step = -axes @ (slope / (curvature + jnp.where(free, 0.0, jnp.exp(high))))
     return jnp.where(jnp.isfinite(step).all(), step, 0.0)
 
 

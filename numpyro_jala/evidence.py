@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax, random
 from jax.scipy.linalg import solve_triangular
 
@@ -69,10 +70,10 @@ class Bridge(NamedTuple):
         What each island says by itself, to see whether they agree.
     """
 
-    log_evidence: Array  # ()
+    log_evidence: Array | np.ndarray  # ()
     standard_error: Array  # ()
     overlap: Array  # ()
-    islands: Array  # (num_islands,)
+    islands: Array | np.ndarray  # (num_islands,)
 
 
 def bridge(weight: Array, at_particles: Array, at_draws: Array) -> Bridge:
@@ -114,6 +115,19 @@ def bridge(weight: Array, at_particles: Array, at_draws: Array) -> Bridge:
     error = jnp.sqrt(variance) / drawn.mean() / slope
     own = jnp.log(drawn.mean(-1)) - jnp.log(kept)
     return Bridge(log_z, error, kept.mean(), log_z + own / slope)
+
+
+def at_level(found: Bridge, level: Array) -> Bridge:
+    """Return the estimate for potentials that are higher by ``level``.
+
+    In double precision: of a log-evidence of a million, single precision keeps no digit
+    after the point.
+    """
+    log_evidence, islands = (
+        np.asarray(each, np.float64) - np.asarray(level, np.float64)
+        for each in (found.log_evidence, found.islands)
+    )
+    return Bridge(log_evidence, found.standard_error, found.overlap, islands)
 
 
 def draw_others(

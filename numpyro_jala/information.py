@@ -60,10 +60,12 @@ def _follow(
         direction, score = inputs
         change = jax.jvp(gradients, (params,), (direction,))[1]
         learned = flow.follow(frame, weight, position, jnp.where(alive, change, 0.0))
-        following = score - jax.vmap(flow.rate)(frame, learned, position, gradient)
+        saved = jax.vmap(flow.rate)(frame, learned, position, gradient)
+        following = score - saved
         # Only where it saves more than it costs. This is false for NaN as well.
         spread = transport.variance(weight, jnp.stack([following, score], -1))
         helps = follows & (spread[0] < spread[1])
+        helps &= transport.is_centred(weight, saved[..., None])[0]
         kept = jax.tree.map(lambda leaf: jnp.where(helps, leaf, 0.0), learned)
         return kept, jnp.where(helps, following, score)
 

@@ -79,8 +79,11 @@ def _newton_step(
     if score.size == 0:
         zero = jnp.zeros((), weight.dtype)
         return score, score, newton, zero, zero
-    moments = transport.pooled_covariance(weight, carried.rate)
     tempered = jnp.any(temperature < 1)
+    # Islands at different temperatures differ by more than what any of them pays.
+    means = jnp.einsum("jn,jnc->jc", weight, carried.rate)[:, None]
+    apart = jnp.where(tempered, carried.rate - means, carried.rate)
+    moments = transport.pooled_covariance(weight, apart)
     # Near the maximum the second derivative hardly changes. Annealing takes turns, and
     # only every second plan is carried out.
     annealing = tempered & (state.num_moves % 2 == 0)

@@ -138,8 +138,12 @@ def anneal(fixed: Fixed, data: Data, state: State) -> State:
 @partial(jax.jit, static_argnums=0)
 def estimate(
     fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array, clouds: list[smc.Cloud]
-) -> evidence.Bridge:
-    """Estimate the log-evidence from several clouds at rest."""
+) -> tuple[evidence.Bridge, Array]:
+    """Estimate the log-evidence from several clouds at rest.
+
+    Returns what it is for potentials less their lowest value, and that value: their
+    differences have more digits.
+    """
     weight, position, gradient, potential = (
         jnp.concatenate(parts, axis=1)
         for parts in zip(
@@ -159,7 +163,9 @@ def estimate(
     one = jnp.ones((), position.dtype)
     at_new = jax.vmap(jax.vmap(lambda x: joint(params, one, x)))(draws)
     at_new = jnp.where(jnp.isfinite(at_new), at_new, jnp.inf)
-    return evidence.bridge(weight, -potential - at_particles, -at_new - at_draws)
+    level = jnp.min(jnp.where(weight > 0, potential, jnp.inf))
+    at_particles, at_draws = level - potential - at_particles, level - at_new - at_draws
+    return evidence.bridge(weight, at_particles, at_draws), level
 
 
 @partial(jax.jit, static_argnums=0)

@@ -6,9 +6,10 @@ potential of a particle at the rate :math:`r = \partial_t U`. If the particles s
 
 .. math:: r - B \cdot \nabla_x U .
 
-Since :math:`E[\nabla_x U] = 0` under the target, its mean is that of :math:`r`: it is a
-control variate for the score. And its variance is what the change costs in weights. For
-a Gaussian target whose location depends on :math:`t` some :math:`B` brings both to zero.
+Since :math:`E[\nabla_x U] = 0` under the target, unless its density jumps, its mean is
+that of :math:`r`: it is a control variate for the score. And its variance is what the
+change costs in weights. For a Gaussian target whose location depends on :math:`t` some
+:math:`B` brings both to zero.
 
 The shift of an island is learned from the other islands.
 """
@@ -25,6 +26,8 @@ from numpyro_jala.weights import covariance, pool
 _RIDGE = 1e-6
 #: A regression on the gradients needs this many other particles for each coordinate.
 _DRAWS_PER_DIM = 8
+#: A mean this many standard errors from zero is not zero.
+_DOUBT = 5.0
 
 
 class Transport(NamedTuple):
@@ -90,9 +93,22 @@ def learn(
     learned = jnp.nan_to_num(learned, posinf=0.0, neginf=0.0)
     following = rate - jnp.einsum("jnd,jdc->jnc", cloud.gradient, learned)
     helps = variance(weight, following) < variance(weight, rate)
+    helps &= is_centred(weight, rate - following)
     return Transport(
         jnp.where(helps, learned, 0.0), learned, jnp.where(helps, following, rate)
     )
+
+
+def is_centred(weight: Array, values: Array) -> Array:
+    """Tell whether the mean of each column over the whole cloud is zero, up to noise.
+
+    Where the target's density jumps, as between the branches of a ``cond``, the mean of
+    its gradient is not zero, and to take it for zero would bias the score.
+    """
+    pooled = pool(weight)[..., None]
+    mean = jnp.sum(pooled * values, (0, 1))
+    noise = jnp.sum(pooled**2 * (values - mean) ** 2, (0, 1))
+    return mean**2 <= _DOUBT**2 * noise
 
 
 def variance(weight: Array, rate: Array) -> Array:

@@ -1,0 +1,184 @@
+"""Data and starts that break lesser software."""
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro.distributions import constraints
+from scipy.optimize import minimize
+from scipy.stats import multivariate_normal, norm
+
+from numpyro_jala import JALAEM
+from tests.tools import SCHOOLS, normal_means, normal_means_log_likelihood
+
+GROUP = np.repeat(np.arange(8), 5)
+
+
+def mixed(x, y):
+    b = numpyro.param("b", jnp.zeros(2))
+    tau = numpyro.param("tau", 1.0, constraint=constraints.positive)
+    sigma = numpyro.param("sigma", 1.0, constraint=constraints.positive)
+    with numpyro.plate("group", 8):
+        u = numpyro.sample("u", dist.Normal(0, tau))
+    numpyro.sample("y", dist.Normal(b[0] + b[1] * x + u[GROUP], sigma), obs=y)
+
+
+def exact(x, y, b, tau, sigma):
+    same = GROUP[:, None] == GROUP
+    covariance = tau**2 * same + sigma**2 * np.eye(40)
+    return multivariate_normal(b[0] + b[1] * x, covariance).logpdf(y)
+
+
+def maximum(x, y):
+    """Maximise over units in which the data are of size one."""
+    design = np.stack([np.ones(40), x], 1)
+    first = np.linalg.lstsq(design, y, rcond=None)[0]
+    size = np.array([y.std(), y.std() / max(x.std(), 1e-9)])
+
+    def short(z):
+        return -exact(x, y, first + size * z[:2], *(y.std() * np.exp(z[2:])))
+
+    options = {"maxiter": 4000, "xatol": 1e-6, "fatol": 1e-9}
+    starts = (np.zeros(4), np.array([0, 0, -3.0, 0]))
+    return max(
+        -minimize(short, z, method="Nelder-Mead", options=options).fun for z in starts
+    )
+
+
+def data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=40)
+    y = 1 + 0.5 * x + rng.normal(size=8)[GROUP] + 0.7 * rng.normal(size=40)
+    return x.astype(np.float32), y.astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def jala():
+    return JALAEM(mixed, num_particles=256)
+
+
+X, Y = data()
+CASES = {
+    "small data": (X, Y * 1e-6, {}),
+    "large covariate": (X * 1e6, Y, {}),
+    "large data": (X, Y * 1e6, {"tau": 1e6}),
+    "far from zero": (X, Y + 1e4, {}),
+    "duplicated rows": (np.repeat(X[::2], 2), np.repeat(Y[::2], 2), {}),
+    "far start": (X, Y, {"b": np.array([500.0, -300.0]), "tau": 1e3, "sigma": 1e-3}),
+    "farther start": (X, Y, {"b": np.array([1e6, 0.0])}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_maximum_is_found(jala, name):
+    x, y, start = CASES[name]
+    x, y = x.astype(np.float32), y.astype(np.float32)
+    jala.run(random.key(2), 200, x, y, init_params=start, progress_bar=False)
+    params = {key: np.asarray(value, float) for key, value in jala.params.items()}
+    wide = np.asarray(x, float), np.asarray(y, float)
+    found = exact(*wide, **params)
+    assert maximum(*wide) - found < 0.02
+    assert abs(jala.log_evidence - found) < 4 * jala.log_evidence_se + 0.005 < 0.1
+
+
+def test_a_constant_column_is_said_to_be_undetermined(jala):
+    x = np.ones(40, np.float32)
+    with pytest.warns(UserWarning, match=r"hardly determine b\[\d\]"):
+        jala.run(random.key(2), 150, x, Y, progress_bar=False)
+    params = {key: np.asarray(value, float) for key, value in jala.params.items()}
+    assert maximum(x.astype(float), Y.astype(float)) - exact(x, Y, **params) < 0.02
+
+
+def test_a_spread_that_starts_at_nothing_is_said_to_be_open(jala):
+    start = {"tau": 1e-3, "sigma": 1e3}
+    with pytest.warns(UserWarning, match="hardly determine tau"):
+        jala.run(random.key(2), 200, X, Y, init_params=start, progress_bar=False)
+
+
+def test_a_potential_of_a_million_keeps_its_digits():
+    def model(y, constant):
+        normal_means(y)
+        numpyro.factor("constant", constant)
+
+    jala = JALAEM(model, num_particles=256)
+    errors = []
+    for constant in (-1e6, -1e6 - 0.3):
+        jala.run(random.key(0), 60, SCHOOLS, np.float32(constant), progress_bar=False)
+        best = normal_means_log_likelihood(jala.params) + float(np.float32(constant))
+        errors.append(abs(jala.log_evidence - best) / jala.log_evidence_se)
+        assert jala.log_evidence_se < 0.01
+    assert max(errors) < 4
+
+
+def test_one_observation_and_a_likelihood_that_underflows():
+    def model(y):
+        mu = numpyro.param("mu", 0.0)
+        x = numpyro.sample("x", dist.Normal(mu, 1.0))
+        numpyro.sample("y", dist.Normal(x, 1e-2), obs=y)
+
+    jala = JALAEM(model, num_particles=128)
+    # At the start the density of this is exp(-10⁶).
+    jala.run(random.key(0), 60, np.float32(1500.0), progress_bar=False)
+    best = norm(1500.0, np.sqrt(1 + 1e-4)).logpdf(1500.0)
+    np.testing.assert_allclose(jala.params["mu"], 1500.0, atol=0.02)
+    assert abs(jala.log_evidence - best) < 0.02
+
+
+@pytest.mark.parametrize("where", ["start", "far"])
+def test_regions_without_a_finite_density_have_none(where):
+    """Particles that come to NaN die, and the mass is that of the rest."""
+    edge = 0.0 if where == "start" else 2.0
+
+    def model(y):
+        x = numpyro.sample("x", dist.Normal())
+        mean = jnp.where(x < edge, x, jnp.nan)
+        numpyro.sample("y", dist.Normal(mean, 1.0, validate_args=False), obs=y)
+
+    jala = JALAEM(model, num_particles=512)
+    with warnings.catch_warnings():
+        # An edge within the posterior is not what Gaussians cover well.
+        warnings.simplefilter("ignore")
+        jala.run(random.key(0), 0, np.float32(0.3), progress_bar=False)
+    whole = norm(0, np.sqrt(2)).logpdf(0.3)
+    share = norm(0.15, np.sqrt(0.5)).logcdf(edge)
+    error = jala.log_evidence - whole - share
+    assert abs(error) < 4 * jala.log_evidence_se < 0.2
+
+
+def test_the_evidence_does_not_drift_in_a_long_run(compiled_means):
+    compiled_means.run(random.key(3), 5_000, SCHOOLS, progress_bar=False)
+    best = normal_means_log_likelihood(compiled_means.params)
+    error = compiled_means.log_evidence_se
+    assert abs(compiled_means.log_evidence - best) < 4 * error < 0.05
+    found = compiled_means.diagnostics()["recursive_log_evidence"]
+    assert abs(found - best) < 5
+
+
+DOUBLE = """
+import numpy as np
+from jax import random
+from numpyro_jala import JALAEM
+from tests.tools import SCHOOLS, normal_means, normal_means_log_likelihood
+jala = JALAEM(normal_means, num_particles=256)
+for data in (SCHOOLS, SCHOOLS.astype(float)):
+    jala.run(random.key(0), 60, data, progress_bar=False)
+    best = normal_means_log_likelihood(jala.params)
+    assert jala.get_samples()["x"].dtype == np.float64
+    assert abs(jala.log_evidence - best) < 4 * jala.log_evidence_se < 0.1
+    assert abs(jala.params["mu"] - SCHOOLS.mean()) < 0.01
+"""
+
+
+def test_double_precision():
+    command = [sys.executable, "-W", "error::UserWarning", "-c", DOUBLE]
+    root = Path(__file__).parents[1]
+    environment = {"JAX_ENABLE_X64": "1", "PYTHONPATH": str(root)}
+    subprocess.run(command, cwd=root, env={**os.environ, **environment}, check=True)
