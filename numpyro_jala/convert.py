@@ -21,8 +21,6 @@ from numpyro_jala.versions import version_of
 from numpyro_jala.weights import effective_fraction, log_mean_exp
 
 _PACKAGES = ("numpyro_jala", "numpyro", "jax", "arviz")
-#: A trace of more parameters than this is not kept.
-_MOST_TRACED = 10_000
 #: Probability of the intervals that are stored.
 _INTERVAL = 0.9
 
@@ -85,7 +83,7 @@ def em_fields(run: Run) -> dict[str, np.ndarray]:
     if info is None:
         return {}
     fields = _stage_fields(info)
-    if info.params.shape[1] <= _MOST_TRACED:
+    if info.params.shape[1]:
         leaves = param_leaves(stages.constrain_trace(run.fixed, info.params))
         taken = {"step", *fields}
         fields |= {f"{n}_param" if n in taken else n: leaf for n, leaf in leaves.items()}

@@ -19,10 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 from jax.scipy.linalg import solve_triangular
+from jax.scipy.special import logsumexp
 
 from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.adaptation import by_island, others_average
 from numpyro_jala.geometry import others_factor
+from numpyro_jala.weights import log_mean_exp
 
 _ITERATIONS = 200
 
@@ -92,29 +94,32 @@ def bridge(weight: Array, at_particles: Array, at_draws: Array) -> Bridge:
     share = effective / (effective + at_draws.size)
     log_share, log_rest = jnp.log(share), jnp.log1p(-share)
 
+    # In logarithms throughout: where the Gaussians miss the target, all terms are tiny.
     def draw_terms(log_z: Array) -> Array:
-        return jnp.exp(at_draws - jnp.logaddexp(log_share + at_draws, log_rest + log_z))
+        return at_draws - jnp.logaddexp(log_share + at_draws, log_rest + log_z)
 
     def particle_terms(log_z: Array) -> Array:
         total = jnp.logaddexp(log_share + at_particles, log_rest + log_z)
-        return jnp.where(weight > 0, weight * jnp.exp(log_z - total), 0.0).sum(-1)
+        return logsumexp(jnp.where(weight > 0, log_z - total, 0.0), -1, weight)
 
     def mismatch(log_z: Array) -> Array:
-        return jnp.log(draw_terms(log_z).mean()) - jnp.log(particle_terms(log_z).mean())
+        return log_mean_exp(draw_terms(log_z).ravel()) - log_mean_exp(particle_terms(log_z))
 
     def refine(_: int, log_z: Array) -> Array:
         return log_z + mismatch(log_z)
 
-    log_z = lax.fori_loop(0, _ITERATIONS, refine, jnp.nanmedian(at_draws))
+    log_z = lax.fori_loop(0, _ITERATIONS, refine, log_mean_exp(at_draws.ravel()))
     slope = jnp.abs(jax.grad(mismatch)(log_z))
-    drawn, kept = draw_terms(log_z), particle_terms(log_z)
+    log_drawn, log_kept = draw_terms(log_z), particle_terms(log_z)
+    level = log_mean_exp(log_kept)
+    drawn, kept = jnp.exp(log_drawn - level), jnp.exp(log_kept - level)
     # Draws are independent and particles only between islands. Where the Gaussian is
     # nearly the target, an island's term is a product of its own deviation and that of
     # the rest, each pair of islands counts twice, and the plain variance is half of it.
     variance = jnp.var(drawn, ddof=1) / drawn.size + 2 * jnp.var(kept, ddof=1) / num_islands
-    error = jnp.sqrt(variance) / drawn.mean() / slope
-    own = jnp.log(drawn.mean(-1)) - jnp.log(kept)
-    return Bridge(log_z, error, kept.mean(), log_z + own / slope)
+    error = jnp.sqrt(variance) / slope
+    own = log_mean_exp(log_drawn) - log_kept
+    return Bridge(log_z, error, jnp.exp(level), log_z + own / slope)
 
 
 def at_level(found: Bridge, level: Array) -> Bridge:

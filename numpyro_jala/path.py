@@ -28,7 +28,16 @@ from numpyro_jala.langevin import Kernel
 from numpyro_jala.planning import plan
 from numpyro_jala.resampling import SCHEMES
 from numpyro_jala.smc import Cloud, Target
-from numpyro_jala.state import ASCEND, REST, Info, Plan, Problem, Settings, State
+from numpyro_jala.state import (
+    ASCEND,
+    REST,
+    Info,
+    Plan,
+    Problem,
+    Settings,
+    State,
+    traced,
+)
 from numpyro_jala.weights import normalise
 
 _FACTOR_EVERY = 5
@@ -182,7 +191,7 @@ def step(
     cloud, resampled = smc.resample(resample_key, cloud, scheme, settings.ess_threshold)
     new = moved._replace(plan=planned, cloud=cloud, optim_state=optim_state)
     return new, Info(
-        params=target.params,
+        params=traced(target.params),
         temperature=target.temperature,
         log_evidence=smc.log_evidence(cloud),
         ess=info.ess,

@@ -12,7 +12,7 @@ from jax import lax
 from numpyro_jala import em, smc, tempering, transport
 from numpyro_jala._typing import Array
 from numpyro_jala.smc import Target
-from numpyro_jala.state import ASCEND, CLIMB, HOLD, REST, Plan, Problem, Settings, State
+from numpyro_jala.state import ASCEND, CLIMB, Plan, Problem, Settings, State
 from numpyro_jala.weights import normalise, pool
 
 _HESSIAN_EVERY = 10
@@ -98,7 +98,10 @@ def _newton_step(
     missing = em.remember(newton, moments[1:, 1:], state.num_moves == 0)
     info = em.information(complete, missing, em.floor_for(tempered))
     reach = jnp.where(problem.is_free, 1 + jnp.abs(state.target.params), 0.7)
-    moving = (stage != REST) & (stage != HOLD) & jnp.all(temperature > 0)
+    promise = em.decrement(info, score)
+    # What little is known short of the posterior is no reason to move.
+    needed = (stage == ASCEND) | ((stage == CLIMB) & (promise > _HOLD))
+    moving = needed & jnp.all(temperature > 0)
     share = jnp.where(moving, em.gain(newton), 0.0)
 
     def trusted(cost: Array) -> Array:
@@ -113,7 +116,7 @@ def _newton_step(
     spent = step @ jnp.where(offsets, offset_cost, cost) @ step
     reversed_ = (stage == ASCEND) & em.turned_back(newton, step)
     memory = em.Newton(complete, missing, newton.reversals + reversed_, step)
-    return step, score, memory, em.decrement(info, score), spent
+    return step, score, memory, promise, spent
 
 
 def _moved_potentials(

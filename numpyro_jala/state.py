@@ -16,6 +16,10 @@ from numpyro_jala.smc import Cloud, Target
 REST, CLIMB, ASCEND, HOLD = 0, 1, 2, 3
 
 
+#: A trace of more parameters than this is not kept.
+_MOST_TRACED = 10_000
+
+
 class Settings(NamedTuple):
     """What a compilation depends on beside the model."""
 
@@ -81,7 +85,7 @@ class State(NamedTuple):
 class Info(NamedTuple):
     """What a user may want to watch."""
 
-    params: Array  # (num_params,)
+    params: Array  # (num_params,), or (0,) if these are very many
     temperature: Array  # (num_islands,)
     log_evidence: Array  # (num_islands,)
     ess: Array  # (num_islands,), before resampling
@@ -92,12 +96,17 @@ class Info(NamedTuple):
     died: Array  # ()
 
 
+def traced(params: Array) -> Array:
+    """Return the parameters if they are few enough to keep those of every step."""
+    return params if params.size <= _MOST_TRACED else params[:0]
+
+
 def no_info(state: State) -> Info:
     """Return an info of zeros, with the shapes that a step's info has."""
     islands = jnp.zeros_like(state.log_step_size)
     zero = jnp.zeros((), islands.dtype)
     return Info(
-        params=jnp.zeros_like(state.target.params),
+        params=jnp.zeros_like(traced(state.target.params)),
         temperature=islands,
         log_evidence=islands,
         ess=islands,

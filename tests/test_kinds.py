@@ -20,7 +20,8 @@ from numpyro.contrib.control_flow import cond, scan
 from numpyro.distributions import constraints, transforms
 from numpyro.infer.reparam import ExplicitReparam, LocScaleReparam, TransformReparam
 
-from numpyro_jala import JALAEM
+from numpyro_jala import JALAEM, stages
+from numpyro_jala.state import ASCEND
 from tests.tools import SCHOOLS
 
 
@@ -518,3 +519,34 @@ def test_priors_on_the_weights_of_a_module():
         return gaussian(SCHOOLS, bias[0], covariance)
 
     assert_right(fit(model, x, SCHOOLS), exact)
+
+
+def test_a_decoder_of_many_weights_trains_without_a_gradient_for_each_particle():
+    flax = pytest.importorskip("flax.linen")
+    from numpyro.contrib.module import flax_module
+
+    decoder = flax.Sequential([flax.Dense(256), flax.tanh, flax.Dense(400)])
+    rng = np.random.default_rng(0)
+    y = np.outer(rng.normal(size=4), np.sin(np.arange(400) / 40)).astype(np.float32)
+
+    def model(y):
+        net = flax_module("net", decoder, input_shape=(2,))
+        with numpyro.plate("image", 4):
+            z = numpyro.sample("z", dist.Normal().expand([2]).to_event(1))
+            numpyro.sample("y", dist.Normal(net(z), 0.5).to_event(1), obs=y)
+
+    jala = fit(model, y, num_steps=60, num_islands=4)
+    layout = jala._run.fixed.layout
+    assert layout.init_params.size > 100_000
+    path = jala.get_extra_fields()["log_evidence"]
+    assert path[-1] - path[0] > 100 and np.isfinite(jala.log_evidence)
+    assert jala._run.infos(ASCEND).params.size == 0
+
+    state, run = jala.last_state, jala._run
+    walk = stages.walk.lower(
+        run.fixed, run.data, state, ASCEND, 1, state.target.params, 0
+    ).compile()
+    used = walk.memory_analysis().temp_size_in_bytes
+    one_each = 4 * 256 * layout.init_params.size
+    activations = 4 * 256 * 4 * (256 + 400)
+    assert used < 12 * (activations + 4 * layout.init_params.size) < one_each

@@ -8,36 +8,20 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
+import hidden
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from cases import Case, fraction, positive
 from jax import random
-from numpyro.distributions import constraints
 from quadrature import approximate, float32, float64, integrate_groups
 from records import emit
 from scipy import special, stats
 
 from numpyro_jala import JALAEM
-
-
-class Case(NamedTuple):
-    """A model, its data, and its exact log-likelihood as a function of free params."""
-
-    model: Callable[..., None]
-    args: tuple[Any, ...]
-    unpack: Callable[[np.ndarray], dict[str, Any]]  # from free numbers to the params
-    pack: Callable[[dict[str, Any]], np.ndarray]
-    log_likelihood: Callable[[dict[str, Any]], float]
-    start: np.ndarray
-
-
-def positive(name: str, value: Any) -> Any:
-    """Declare a positive param."""
-    return numpyro.param(name, value, constraint=constraints.positive)
 
 
 def baseball() -> Case:
@@ -47,8 +31,7 @@ def baseball() -> Case:
     hits = rng.binomial(trials, rng.beta(20.0, 55.0, size=18)).astype(np.float32)
 
     def model(n: Any, y: Any) -> None:
-        mean = numpyro.param("mean", 0.5, constraint=constraints.unit_interval)
-        size = positive("size", 10.0)
+        mean, size = fraction("mean", 0.5), positive("size", 10.0)
         with numpyro.plate("player", 18):
             p = numpyro.sample("p", dist.Beta(mean * size, (1 - mean) * size))
             numpyro.sample("y", dist.Binomial(n, probs=p), obs=y)
@@ -172,7 +155,7 @@ def zero_inflated() -> Case:
 
     def model(y: Any) -> None:
         mu, sd = numpyro.param("mu", 0.0), positive("sd", 1.0)
-        gate = numpyro.param("gate", 0.5, constraint=constraints.unit_interval)
+        gate = fraction("gate", 0.5)
         with numpyro.plate("group", 40):
             u = numpyro.sample("u", dist.Normal(mu, sd))
         counts = dist.ZeroInflatedPoisson(gate, jnp.exp(u[group]))
@@ -204,10 +187,10 @@ def zero_inflated() -> Case:
 CASES = {
     each.__name__: each
     for each in (baseball, gaussian_process, factor_analysis, item_response, zero_inflated)
-}
+} | hidden.CASES
 
 
-def measure(name: str, num_steps: int, num_seeds: int) -> None:
+def measure(name: str, num_steps: int, seeds: range) -> None:
     """Fit with several seeds, and print errors in units of exact standard errors."""
     case = CASES[name]()
 
@@ -217,7 +200,7 @@ def measure(name: str, num_steps: int, num_seeds: int) -> None:
     best, root = approximate(exact, case.start)
     errors = np.sqrt(np.diag(root @ root.T))
     jala = JALAEM(case.model)
-    for seed in range(num_seeds):
+    for seed in seeds:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             jala.run(random.key(seed), num_steps, *case.args, progress_bar=False)
@@ -244,6 +227,8 @@ if __name__ == "__main__":
     parser.add_argument("--case", choices=CASES, action="append")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
     options = parser.parse_args()
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
     for chosen in options.case or CASES:
-        measure(chosen, options.steps, options.seeds)
+        measure(chosen, options.steps, seeds)
