@@ -27,11 +27,14 @@ def best_evidence(run: Run) -> tuple[float, float]:
     """Return the log-evidence and its standard error.
 
     One island alone has no other to bridge to: there it is the recursive estimate, and
-    the error is that of a mean of independent weights, unknown after a resampling.
+    the error is that of a mean of independent weights, unknown after a resampling. The
+    error is unknown as well where no Gaussian meets the posterior.
     """
     result = run.result
-    if run.fixed.settings.num_islands > 1:
+    if np.isfinite(result.bridge.log_evidence):
         return float(result.bridge.log_evidence), float(result.bridge.standard_error)
+    if run.fixed.settings.num_islands > 1:
+        return float(log_mean_exp(result.recursive)), float("nan")
     seen = [run.infos(stage) for stage in (CLIMB, ASCEND)]
     if any(info is not None and info.resampled.any() for info in seen):
         return float(result.recursive[0]), float("nan")
@@ -125,7 +128,14 @@ def doubts(run: Run) -> list[str]:
             "mixed, or the posterior has several modes. Do not trust the log-evidence; "
             "take more particles, another parametrisation, or another reference."
         )
-    if found["log_evidence_se"] > 0.5 or not np.isfinite(found["log_evidence"]):
+    islands = run.fixed.settings.num_islands
+    if islands > 1 and np.isnan(found["log_evidence_se"]):
+        said.append(
+            "The log-evidence could not be estimated afresh, since no Gaussian fitted to "
+            "some of the particles meets the others; the number is that found along the "
+            "path and is not to be trusted. Take more particles."
+        )
+    elif found["log_evidence_se"] > 0.5:
         said.append(
             f"The log-evidence has standard error {found['log_evidence_se']:.2f} and is "
             "not to be trusted. Take more particles."
@@ -136,7 +146,6 @@ def doubts(run: Run) -> list[str]:
             "the log-evidence and its standard error are not to be trusted."
         )
     gap = abs(found["recursive_log_evidence"] - found["log_evidence"])
-    islands = run.fixed.settings.num_islands
     error = np.hypot(
         found["recursive_log_evidence_sd"] / islands**0.5, found["log_evidence_se"]
     )

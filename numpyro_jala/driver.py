@@ -43,17 +43,30 @@ def _walk(
         goal,
         jnp.asarray(wait),
     )
-    if not bool(jnp.isfinite(new.cloud.log_weight).any()):
+    alive = int(jnp.isfinite(new.cloud.log_weight).any(-1).sum())
+    # One island alone has no others to learn from.
+    if alive < min(2, run.fixed.settings.num_islands):
         run.last_state = state
-        raise RuntimeError(
-            "Every particle came to a non-finite log-density within the last "
-            f"{int(count)} steps, near parameters "
-            f"{run.fixed.layout.constrain_params(state.target.params)}. The last good "
-            "state is kept in last_state."
-        )
+        raise RuntimeError(_describe_death(run, state, int(count)))
     seen_as = CLIMB if stage == HOLD else stage
     run.keep(seen_as, jax.device_get(infos), int(count))
     return new
+
+
+def _describe_death(run: Run, state: State, num_steps: int) -> str:
+    """Say that the particles came to places without a density, and what to do."""
+    params = run.fixed.layout.constrain_params(state.target.params)
+    step_size = run.fixed.settings.step_size
+    advice = (
+        f"step_size={step_size} may be too large: try a smaller one, or leave it out."
+        if step_size is not None
+        else "Start from other params, or check the model there."
+    )
+    return (
+        "Nearly every particle came to a non-finite log-density, or lost all weight, "
+        f"within the last {num_steps} steps, near parameters {params}. {advice} The last "
+        "good state is kept in last_state."
+    )
 
 
 def anneal(
