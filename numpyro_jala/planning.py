@@ -12,7 +12,7 @@ from jax import lax
 from numpyro_jala import em, smc, tempering, transport
 from numpyro_jala._typing import Array
 from numpyro_jala.smc import Target
-from numpyro_jala.state import ASCEND, CLIMB, Plan, Problem, Settings, State
+from numpyro_jala.state import ASCEND, CLIMB, HOLD, REST, Plan, Problem, Settings, State
 from numpyro_jala.weights import normalise, pool
 
 _HESSIAN_EVERY = 10
@@ -80,10 +80,7 @@ def _newton_step(
         zero = jnp.zeros((), weight.dtype)
         return score, score, newton, zero, zero
     tempered = jnp.any(temperature < 1)
-    # Islands at different temperatures differ by more than what any of them pays.
-    means = jnp.einsum("jn,jnc->jc", weight, carried.rate)[:, None]
-    apart = jnp.where(tempered, carried.rate - means, carried.rate)
-    moments = transport.pooled_covariance(weight, apart)
+    within, moments = _covariances(weight, carried.rate)
     # Near the maximum the second derivative hardly changes. Annealing takes turns, and
     # only every second plan is carried out.
     annealing = tempered & (state.num_moves % 2 == 0)
@@ -95,14 +92,18 @@ def _newton_step(
         ),
         lambda: newton.complete,
     )
-    missing = em.remember(newton, moments[1:, 1:], state.num_moves == 0)
+    missing = em.remember(
+        newton, jnp.where(tempered, within, moments)[1:, 1:], state.num_moves == 0
+    )
     info = em.information(complete, missing, em.floor_for(tempered))
     reach = jnp.where(problem.is_free, 1 + jnp.abs(state.target.params), 0.7)
     promise = em.decrement(info, score)
-    # What little is known short of the posterior is no reason to move.
-    needed = (stage == ASCEND) | ((stage == CLIMB) & (promise > _HOLD))
-    moving = needed & jnp.all(temperature > 0)
+    moving = (stage != REST) & (stage != HOLD) & jnp.all(temperature > 0)
     share = jnp.where(moving, em.gain(newton), 0.0)
+
+    # Islands at different temperatures differ by more than what any of them pays. To
+    # count that as well is careful, but would hold up parameters that are far off.
+    moments = jnp.where(tempered & (promise > _HOLD), within, moments)
 
     def trusted(cost: Array) -> Array:
         return em.trusted_step(info, score, share, cost, reach)
@@ -117,6 +118,15 @@ def _newton_step(
     reversed_ = (stage == ASCEND) & em.turned_back(newton, step)
     memory = em.Newton(complete, missing, newton.reversals + reversed_, step)
     return step, score, memory, promise, spent
+
+
+def _covariances(weight: Array, rate: Array) -> tuple[Array, Array]:
+    """Return the covariance of the rates within islands, and over the whole cloud."""
+    means = jnp.einsum("jn,jnc->jc", weight, rate)[:, None]
+    return (
+        transport.pooled_covariance(weight, rate - means),
+        transport.pooled_covariance(weight, rate),
+    )
 
 
 def _moved_potentials(

@@ -1,6 +1,6 @@
 """Small models, data and options at random: each runs to finite answers or is refused.
 
-``python -m tests.fuzz --models 100 --seed 1`` prints a count of what happened, as JSON.
+``python -m tests.fuzz --models 100 --seed 1`` prints counts of what happened, as JSON lines.
 """
 
 import argparse
@@ -289,6 +289,8 @@ def fuzz(num_models: int, first_seed: int, stop: bool) -> collections.Counter:
             if how == "crashed" and not stop:
                 print(json.dumps([str(spec), str(options), str(case), words]), flush=True)
             assert not stop or how != "crashed", f"{spec} {options} {case}\n{words}"
+        if not stop:
+            print(json.dumps(counts), flush=True)
 
     check()
     return counts
@@ -299,4 +301,4 @@ if __name__ == "__main__":
     parser.add_argument("--models", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     given_ = parser.parse_args()
-    print(json.dumps(dict(fuzz(given_.models, given_.seed, stop=False))))
+    fuzz(given_.models, given_.seed, stop=False)
