@@ -25,6 +25,14 @@ class _Sampler(NamedTuple):
     model: Any
 
 
+def _join_islands(samples: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Turn two leading axes into one; a site may be empty."""
+    return {
+        name: value.reshape(value.shape[0] * value.shape[1], *value.shape[2:])
+        for name, value in samples.items()
+    }
+
+
 class Results:
     """The result of the last run, in the forms that NumPyro and ArviZ know."""
 
@@ -110,10 +118,8 @@ class Results:
     def get_weighted_samples(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Return latents and deterministic sites, and log-weights that sum to one."""
         samples = self._constrained(self._found.result.position)
-        flat = {
-            name: value.reshape(-1, *value.shape[2:]) for name, value in samples.items()
-        }
-        return flat, np.asarray(self._found.result.log_weight).reshape(-1)
+        log_weight = np.asarray(self._found.result.log_weight).reshape(-1)
+        return _join_islands(samples), log_weight
 
     def get_samples(self, group_by_chain: bool = False) -> dict[str, np.ndarray]:
         """Return equally weighted latents and deterministic sites.
@@ -121,9 +127,7 @@ class Results:
         A chain is an island. Ancestors are sorted, so duplicates are neighbours.
         """
         samples = self._constrained(self._equal_position())
-        if group_by_chain:
-            return samples
-        return {n: v.reshape(-1, *v.shape[2:]) for n, v in samples.items()}
+        return samples if group_by_chain else _join_islands(samples)
 
     def _equal_position(self) -> Array:
         found = self._found.result

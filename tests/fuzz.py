@@ -248,13 +248,13 @@ def attempt(jala, spec, case) -> tuple[str, str]:
                 init_params=start_of(spec, case),
                 progress_bar=False,
             )
+        numbers: list[Any] = [jala.log_evidence, jala.params, jala.get_samples()]
     except (ValueError, RuntimeError) as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         is_ours = last.filename.startswith(PACKAGE)
         return ("refused" if is_ours else "crashed"), f"{last.filename}: {error}"
     except Exception as error:
         return "crashed", "".join(traceback.format_exception(error)[-4:])
-    numbers: list[Any] = [jala.log_evidence, jala.params, jala.get_samples()]
     finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(numbers))
     return ("ran" if finite else "crashed"), f"log-evidence {jala.log_evidence}"
 
