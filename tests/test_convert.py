@@ -14,7 +14,7 @@ from jax import random
 from numpyro.infer import Predictive
 from scipy.stats import norm
 
-from numpyro_jala import JALAEM, convert
+from numpyro_jala import JALAEM, convert, results
 from numpyro_jala.inspection import lay_out
 from numpyro_jala.sites import describe_dims, run_once
 from tests.tools import SCHOOLS, assert_mean, normal_means
@@ -164,3 +164,8 @@ def test_plates_name_the_axes_they_are_on():
     data = convert._dataset(values, (), describe_dims(trace))
     assert data["x"].dims == ("row", "x_dim_0", "column")
     assert data["z"].dims == ("time", "z_dim_0")
+
+
+def test_a_site_may_be_empty():
+    joined = results._join_islands({"a": np.zeros((2, 3, 0)), "b": np.ones((2, 3))})
+    assert joined["a"].shape == (6, 0) and joined["b"].shape == (6,)

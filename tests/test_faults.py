@@ -16,7 +16,7 @@ from numpyro.distributions import constraints
 from scipy.optimize import minimize
 from scipy.stats import multivariate_normal, norm
 
-from numpyro_jala import JALAEM
+from numpyro_jala import JALAEM, diagnosis, evidence
 from tests.tools import SCHOOLS, normal_means, normal_means_log_likelihood
 
 GROUP = np.repeat(np.arange(8), 5)
@@ -153,6 +153,22 @@ def test_regions_without_a_finite_density_have_none(where):
     assert abs(error) < 4 * jala.log_evidence_se < 0.2
 
 
+def test_a_step_size_that_kills_the_particles_is_named():
+    jala = JALAEM(normal_means, num_particles=32, num_islands=4, step_size=50.0)
+    with pytest.raises(RuntimeError, match="step_size=50.0 may be too large"):
+        jala.run(random.key(0), 40, SCHOOLS, progress_bar=False)
+    assert jala.last_state is not None
+    assert np.isfinite(jala.get_params(jala.last_state)["mu"])
+
+
+def test_without_a_bridge_the_evidence_of_the_path_is_given(means):
+    run = means._run
+    run.finished = run.result._replace(bridge=evidence.unknown(8))
+    assert means.log_evidence == means.diagnostics()["recursive_log_evidence"]
+    assert np.isnan(means.log_evidence_se)
+    assert any("could not be estimated afresh" in said for said in diagnosis.doubts(run))
+
+
 def test_the_evidence_does_not_drift_in_a_long_run(compiled_means):
     compiled_means.run(random.key(3), 5_000, SCHOOLS, progress_bar=False)
     best = normal_means_log_likelihood(compiled_means.params)
@@ -165,7 +181,7 @@ def test_the_evidence_does_not_drift_in_a_long_run(compiled_means):
 DOUBLE = """
 import numpy as np
 from jax import random
-from numpyro_jala import JALAEM
+from numpyro_jala import JALAEM, diagnosis, evidence
 from tests.tools import SCHOOLS, normal_means, normal_means_log_likelihood
 jala = JALAEM(normal_means, num_particles=256)
 for data in (SCHOOLS, SCHOOLS.astype(float)):

@@ -362,6 +362,14 @@ def test_masks_missing_data_and_imputation():
     np.testing.assert_allclose(samples["y"][:, MASK], np.tile(SCHOOLS[MASK], (256, 1)))
     assert samples["y"][:, 2].std() > 0.3 and samples["z"].shape == (256, 2, 3)
     assert jala._run.fixed.layout.dim == 1 + 2 + 3
+    # What is held still is not taken for draws that were rounded to one value.
+    assert jala._run.heaps == {}
+    columns = jala._run.fixed.layout.columns()
+    assert {name: len(index) for name, index in columns.items()} == {
+        "x": 1,
+        "y_unobserved": 2,
+        "z": 3,
+    }
 
 
 # -- discrete latents -------------------------------------------------------------------
