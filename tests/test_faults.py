@@ -104,18 +104,19 @@ def test_a_spread_that_starts_at_nothing_is_said_to_be_open(jala):
 
 
 def test_a_potential_of_a_million_keeps_its_digits():
+    """Single precision has steps of 1/16 there."""
+
     def model(y, constant):
         normal_means(y)
         numpyro.factor("constant", constant)
 
     jala = JALAEM(model, num_particles=256)
-    errors = []
-    for constant in (-1e6, -1e6 - 0.3):
-        jala.run(random.key(0), 60, SCHOOLS, np.float32(constant), progress_bar=False)
-        best = normal_means_log_likelihood(jala.params) + float(np.float32(constant))
-        errors.append(abs(jala.log_evidence - best) / jala.log_evidence_se)
-        assert jala.log_evidence_se < 0.01
-    assert max(errors) < 4
+    constant = np.float32(-1e6)
+    for scale in (1.0, 1.02, 1.04, 1.06):
+        y = np.float32(scale) * SCHOOLS
+        jala.run(random.key(0), 60, y, constant, progress_bar=False)
+        best = normal_means_log_likelihood(jala.params, y) + float(constant)
+        assert abs(jala.log_evidence - best) < 4 * jala.log_evidence_se < 0.02
 
 
 def test_one_observation_and_a_likelihood_that_underflows():
