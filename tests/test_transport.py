@@ -33,7 +33,7 @@ def test_the_score_is_right_also_where_the_density_jumps(dense):
         found = transport.learn(weight, cloud, cloud.rates, factor, last, jnp.zeros(()))
         plain = cloud.scores.mean()
         if edge < -8:  # smooth: the score is exact, and plain draws are noisy
-            assert abs(found.rate[..., 1].mean()) < 0.2 * abs(plain)
+            assert abs(found.rate[..., 1].mean()) < 0.5 * abs(plain)
         else:
             np.testing.assert_allclose(found.rate[..., 1].mean(), plain, rtol=1e-5)
             assert (found.shift == 0).all()
