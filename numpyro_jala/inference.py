@@ -119,7 +119,7 @@ class JALAEM(Results):
         The default optimiser moves params that are far off on the way there.
         """
         model_key, start_key = random.split(rng_key)
-        fixed, arrays, _ = self._inspect(model_key, args, kwargs)
+        fixed, arrays, trace = self._inspect(model_key, args, kwargs)
         data = Data(arrays, None)
         if self.reference != "prior" and init_particles is None:
             raise ValueError(
@@ -127,7 +127,7 @@ class JALAEM(Results):
                 "run, or reference='prior'."
             )
         start = Start(init_params, init_particles, init_log_evidence, None)
-        state = self._begin(start_key, fixed, data, start)
+        state = self._begin(start_key, fixed, data, trace, start)
         return stages.anneal(fixed, data, state)
 
     def update(self, state: State, *args: Any, **kwargs: Any) -> tuple[State, Info]:
@@ -221,7 +221,7 @@ class JALAEM(Results):
     ) -> Run:
         """Look at the model, and fit the reference if there is one to fit."""
         fixed, arrays, trace = self._inspect(model_key, args, kwargs)
-        first = self._first_params(fixed.layout, start.params)
+        first = self._first_params(fixed.layout, trace, start.params)
         fitted = reference.Reference(None, 0)
         if start.state is None and start.particles is None:
             fitted = reference.make(self.reference, fit_key, fixed.layout, first, arrays)
@@ -232,7 +232,7 @@ class JALAEM(Results):
         """Take the state that was given, or draw particles."""
         if start.state is not None:
             return start.state
-        state = self._begin(rng_key, run.fixed, run.data, start)
+        state = self._begin(rng_key, run.fixed, run.data, run.trace, start)
         self._check_alive_start(state, run.trace)
         if start.particles is None and run.data.gaussian is None:
             layout = run.fixed.layout
@@ -289,15 +289,21 @@ class JALAEM(Results):
         self._fixed[key] = fixed
         return fixed, [] if keeps_arrays else arrays, trace
 
-    def _first_params(self, layout: Layout, values: dict[str, Tree] | None) -> Array:
-        if not values:
-            return layout.init_params
-        options.check_init_params(values, layout.constraints)
-        start = layout.constrain_params(layout.init_params)
-        return layout.unconstrain_params({**start, **values})
+    def _first_params(
+        self, layout: Layout, trace: Trace, values: dict[str, Tree] | None
+    ) -> Array:
+        """Take the values that were given, and of other params those of this run.
 
-    def _begin(self, rng_key: PRNGKey, fixed: Fixed, data: Data, start: Start) -> State:
-        params = self._first_params(fixed.layout, start.params)
+        What is drawn at random, as the weights of a network, differs between runs.
+        """
+        options.check_init_params(values or {}, layout.constraints)
+        drawn = {name: trace[name]["value"] for name in layout.constraints}
+        return layout.unconstrain_params({**drawn, **(values or {})})
+
+    def _begin(
+        self, rng_key: PRNGKey, fixed: Fixed, data: Data, trace: Trace, start: Start
+    ) -> State:
+        params = self._first_params(fixed.layout, trace, start.params)
         if start.particles is None:
             options.check_can_anneal(self.num_islands, self.preconditioner)
             return stages.start(fixed, rng_key, data, params)

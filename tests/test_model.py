@@ -6,6 +6,7 @@ import numpyro.distributions as dist
 from jax import random
 from numpyro.distributions import constraints
 
+from numpyro_jala import JALAEM
 from numpyro_jala.call import split_call
 from numpyro_jala.inspection import lay_out
 from numpyro_jala.sites import run_once
@@ -30,6 +31,7 @@ def mixed(y=None):
 
 
 DATA = jnp.array([0.3, 1.2])
+POSITIVE = constraints.positive
 
 
 def by_hand(top, slope, temperature, a, b):
@@ -106,3 +108,22 @@ def test_a_model_that_looks_at_values_is_compiled_with_them():
     assert layout.call == again.call
     other, _ = laid_out(model, np.array([0, 1, 2, 1]), np.zeros(4))
     assert layout.call != other.call
+
+
+def test_params_that_are_drawn_start_where_this_run_drew_them():
+    def model(y):
+        a = numpyro.param("a", lambda key: random.normal(key, (2,)))
+        b = numpyro.param("b", lambda key: random.gamma(key, 2.0), constraint=POSITIVE)
+        x = numpyro.sample("x", dist.Normal(a.sum(), b))
+        numpyro.sample("y", dist.Normal(x, 1.0), obs=y)
+
+    jala = JALAEM(model)
+    starts = []
+    for seed in (0, 1):
+        fixed, _, trace = jala._inspect(random.key(seed), (DATA,), {})
+        first = jala._first_params(fixed.layout, trace, {"b": jnp.array(3.0)})
+        values = fixed.layout.constrain_params(first)
+        np.testing.assert_allclose(values["a"], trace["a"]["value"], rtol=1e-6)
+        np.testing.assert_allclose(values["b"], 3.0, rtol=1e-6)
+        starts.append(values["a"])
+    assert (starts[0] != starts[1]).all() and len(jala._fixed) == 1
