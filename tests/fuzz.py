@@ -30,7 +30,7 @@ import numpyro_jala
 from numpyro_jala import JALAEM
 
 PACKAGE = str(Path(numpyro_jala.__file__).parent)
-CASES_PER_MODEL = 12
+CASES_PER_MODEL = 24
 ROWS = 6
 
 #: Constraint and starting value of params. The last ones are a user's mistakes.
