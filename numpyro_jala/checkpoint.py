@@ -13,6 +13,7 @@ import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import jax
 import jax.numpy as jnp
@@ -151,7 +152,7 @@ class Checkpoint:
                 saved = dict(file)
             header = json.loads(str(saved["header"]))
             identity = Identity(**header["identity"])
-        except Exception as error:
+        except (OSError, ValueError, TypeError, KeyError, EOFError, BadZipFile) as error:
             raise ValueError(
                 f"{str(self.path)!r} is not a checkpoint of numpyro_jala ({error}). Give "
                 "another path, or delete the file."

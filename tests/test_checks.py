@@ -66,8 +66,6 @@ def test_a_discrete_latent_without_end():
 
 
 def test_nothing_but_discrete_latents():
-    pytest.importorskip("funsor")
-
     def model(y):
         k = numpyro.sample("k", dist.Bernoulli(0.3))
         numpyro.sample("y", dist.Normal(k, 1), obs=y)

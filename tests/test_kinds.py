@@ -6,16 +6,19 @@ run serves several kinds.
 
 import warnings
 
+import equinox
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from flax import linen, nnx
 from jax import random
 from jax.scipy.special import betaln, gammaln, logsumexp
 from jax.scipy.stats import multivariate_normal, norm, vonmises
 from numpyro import handlers
+from numpyro.contrib import module
 from numpyro.contrib.control_flow import cond, scan
 from numpyro.distributions import constraints, transforms
 from numpyro.infer.reparam import ExplicitReparam, LocScaleReparam, TransformReparam
@@ -393,8 +396,6 @@ def both_centres(log_likelihood):
 
 
 def test_discrete_latents_are_summed_out_and_drawn():
-    pytest.importorskip("funsor")
-
     def log_rows(params, a, b):
         lower = jnp.log1p(-params["share"]) + norm.logpdf(SCHOOLS, a, 0.5)
         upper = jnp.log(params["share"]) + norm.logpdf(SCHOOLS, b, 0.5)
@@ -430,8 +431,6 @@ def hidden_markov(y):
 
 
 def test_a_hidden_markov_model_is_summed_out():
-    pytest.importorskip("funsor")
-
     def exact(params):
         turn = jnp.array([[params["stay"], 1 - params["stay"]]] * 2)
         turn = jnp.log(turn.at[1].set(turn[1, ::-1]))
@@ -465,19 +464,14 @@ def test_a_hidden_markov_model_is_summed_out():
 
 def linear_decoder(kind):
     """Return y = z W + b as a module of θ, and its weights and bias as (2, 3) and (3,)."""
-    from numpyro.contrib import module
-
     if kind == "linen":
-        flax = pytest.importorskip("flax.linen")
-        return lambda: module.flax_module("net", flax.Dense(3), input_shape=(2,)), (
+        return lambda: module.flax_module("net", linen.Dense(3), input_shape=(2,)), (
             lambda p: (p["kernel"], p["bias"])
         )
     if kind == "nnx":
-        nnx = pytest.importorskip("flax.nnx")
         net = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
         return lambda: module.nnx_module("net", net), lambda p: (p["kernel"], p["bias"])
-    eqx = pytest.importorskip("equinox")
-    layer = eqx.nn.Linear(2, 3, key=random.key(0))
+    layer = equinox.nn.Linear(2, 3, key=random.key(0))
     return lambda: jax.vmap(module.eqx_module("net", layer)), (
         lambda p: (p.weight.T, p.bias)
     )
@@ -510,15 +504,12 @@ def test_a_linear_decoder_is_probabilistic_pca(kind):
 
 
 def test_priors_on_the_weights_of_a_module():
-    flax = pytest.importorskip("flax.linen")
-    from numpyro.contrib.module import random_flax_module
-
     x = np.linspace(-1, 2, 6).astype(np.float32)[:, None]
 
     def model(x, y):
         spread = numpyro.param("spread", 1.0, constraint=constraints.positive)
         prior = {"kernel": dist.Normal(0.0, spread)}
-        net = random_flax_module("net", flax.Dense(1), prior, input_shape=(1,))
+        net = module.random_flax_module("net", linen.Dense(1), prior, input_shape=(1,))
         numpyro.sample("y", dist.Normal(net(x)[:, 0], 1.0), obs=y)
 
     def exact(params):
@@ -530,15 +521,12 @@ def test_priors_on_the_weights_of_a_module():
 
 
 def test_a_decoder_of_many_weights_trains_without_a_gradient_for_each_particle():
-    flax = pytest.importorskip("flax.linen")
-    from numpyro.contrib.module import flax_module
-
-    decoder = flax.Sequential([flax.Dense(256), flax.tanh, flax.Dense(400)])
+    decoder = linen.Sequential([linen.Dense(256), linen.tanh, linen.Dense(400)])
     rng = np.random.default_rng(0)
     y = np.outer(rng.normal(size=4), np.sin(np.arange(400) / 40)).astype(np.float32)
 
     def model(y):
-        net = flax_module("net", decoder, input_shape=(2,))
+        net = module.flax_module("net", decoder, input_shape=(2,))
         with numpyro.plate("image", 4):
             z = numpyro.sample("z", dist.Normal().expand([2]).to_event(1))
             numpyro.sample("y", dist.Normal(net(z), 0.5).to_event(1), obs=y)
