@@ -99,7 +99,10 @@ def _newton_step(
     reach = jnp.where(problem.is_free, 1 + jnp.abs(state.target.params), 0.7)
     promise = em.decrement(info, score)
     moving = (stage != REST) & (stage != HOLD) & jnp.all(temperature > 0)
-    share = jnp.where(moving, em.gain(newton), 0.0)
+    # The maximum of a flattened likelihood may lie in another valley: parameters that
+    # are not far off move in earnest only as the temperature does.
+    haste = jnp.where(promise > _HOLD, 1.0, jnp.mean(temperature))
+    share = jnp.where(moving, haste * em.gain(newton), 0.0)
 
     # Islands at different temperatures differ by more than what any of them pays. To
     # count that as well is careful, but would hold up parameters that are far off.

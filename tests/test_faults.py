@@ -199,3 +199,28 @@ def test_double_precision():
     root = Path(__file__).parents[1]
     environment = {"JAX_ENABLE_X64": "1", "PYTHONPATH": str(root)}
     subprocess.run(command, cwd=root, env={**os.environ, **environment}, check=True)
+
+
+def test_params_near_the_maximum_are_not_led_astray_by_low_temperatures():
+    # Flattened, the likelihood of a smooth function prefers a constant one, and at the
+    # posterior no gradient leads back from there.
+    x = np.linspace(0, 6, 15)
+    y = np.sin(1.5 * x) + 0.3 * np.random.default_rng(2).normal(size=15)
+
+    def model(squares, y):
+        scale, length, noise = (
+            numpyro.param(name, value, constraint=constraints.positive)
+            for name, value in (("scale", 1.5), ("length", 1.5), ("noise", 0.5))
+        )
+        kernel = scale**2 * jnp.exp(-squares / (2 * length**2))
+        root = jnp.linalg.cholesky(kernel + 1e-4 * jnp.eye(15))
+        z = numpyro.sample("z", dist.Normal(jnp.zeros(15), 1.0).to_event(1))
+        numpyro.sample("y", dist.Normal(root @ z, noise), obs=y)
+
+    data = ((x[:, None] - x) ** 2).astype(np.float32), y.astype(np.float32)
+    jala = JALAEM(model, num_particles=128)
+    for seed in range(8):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # one step is not the maximum
+            jala.run(random.key(seed), 1, *data, progress_bar=False)
+        assert jala.params["length"] < 5, seed
