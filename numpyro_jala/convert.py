@@ -82,7 +82,7 @@ def em_fields(run: Run) -> dict[str, np.ndarray]:
     info = run.infos(ASCEND)
     if info is None:
         return {}
-    fields = _stage_fields(info)
+    fields = _stage_fields(info) if run.weighs else {"grad_norm": info.grad_norm}
     if info.params.shape[1]:
         leaves = param_leaves(stages.constrain_trace(run.fixed, info.params))
         taken = {"step", *fields}
@@ -91,22 +91,29 @@ def em_fields(run: Run) -> dict[str, np.ndarray]:
 
 
 def _attrs(run: Run) -> dict[str, Any]:
-    log_evidence, error = best_evidence(run)
     settings = run.fixed.settings
     renamed = [name for name in run.trace if "/" in name]
-    return {
-        "log_evidence": log_evidence,
-        "log_evidence_se": error,
+    known = {
         "num_params": int(run.fixed.layout.init_params.size),
         "num_observations": num_observations(run),
-        "num_islands": settings.num_islands,
         "num_particles": settings.num_islands * settings.num_particles,
-        "preconditioner": settings.preconditioner,
-        "resampling": settings.resampling,
-        "ess_threshold": settings.ess_threshold,
         "inference_library": "numpyro_jala",
         "renamed_sites": str({name: _name(name) for name in renamed}),
         **{f"{name}_version": version_of(name) for name in _PACKAGES},
+    }
+    return known | _weighted_attrs(run) if run.weighs else known
+
+
+def _weighted_attrs(run: Run) -> dict[str, Any]:
+    log_evidence, error = best_evidence(run)
+    settings = run.fixed.settings
+    return {
+        "log_evidence": log_evidence,
+        "log_evidence_se": error,
+        "num_islands": settings.num_islands,
+        "preconditioner": settings.preconditioner,
+        "resampling": settings.resampling,
+        "ess_threshold": settings.ess_threshold,
         **{f"diagnostic_{k}": v for k, v in diagnostics(run).items()},
     }
 
@@ -120,19 +127,22 @@ def groups(
     result = run.result
     dims = describe_dims(run.trace)
     chains = ("chain", "draw")
-    weighted = constrain(result.position) | {"log_weight": np.asarray(result.log_weight)}
-    stats = {
-        "log_marginal_likelihood": np.asarray(result.bridge.islands),
-        "ess": np.asarray(effective_fraction(result.log_weight)),
-    }
-    sample_stats = _dataset({"lp": -np.asarray(result.potential)}, chains, {})
     found = {
         "posterior": _dataset(samples, chains, dims),
-        "sample_stats": sample_stats.merge(_dataset(stats, ("chain",), {})),
-        "weighted_posterior": _dataset(weighted, chains, dims),
+        "sample_stats": _dataset({"lp": -np.asarray(result.potential)}, chains, {}),
         "observed_data": _dataset(observed_data(run.trace), (), dims),
         "constant_data": _dataset(_constants(run), (), {}),
     }
+    if run.weighs:
+        stats = {
+            "log_marginal_likelihood": np.asarray(result.bridge.islands),
+            "ess": np.asarray(effective_fraction(result.log_weight)),
+        }
+        by_island = _dataset(stats, ("chain",), {})
+        found["sample_stats"] = found["sample_stats"].merge(by_island)
+        weighted = constrain(result.position)
+        weighted |= {"log_weight": np.asarray(result.log_weight)}
+        found["weighted_posterior"] = _dataset(weighted, chains, dims)
     if run.fixed.layout.init_params.size:
         found["estimate"] = _estimate(run)
     traced = em_fields(run)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -102,25 +105,43 @@ def ascend(
     """Take EM steps, or as many as there are before the user interrupts."""
     if state.target.params.size == 0:
         num_steps = 0
+
+    def walk(current: State, count: int) -> State:
+        return _walk(run, current, ASCEND, count)
+
+    note = None if checkpoint is None else partial(checkpoint.note, run)
+    state = take_steps(run, state, num_steps, show, walk, note)
+    if checkpoint is not None:
+        checkpoint.save(run, state)
+    return state
+
+
+def take_steps(
+    run: Run,
+    state: Any,
+    num_steps: int,
+    show: bool,
+    walk_fn: Callable[[Any, int], Any],
+    note_fn: Callable[[Any], None] | None = None,
+) -> Any:
+    """Call ``walk_fn(state, count)`` until there are enough steps or an interrupt."""
     done = run.count(ASCEND)
     hidden = not show or not num_steps
     with tqdm(total=num_steps, initial=done, disable=hidden, desc="ascend") as bar:
         try:
             while done < num_steps:
-                state = _walk(run, state, ASCEND, min(CHUNK, num_steps - done))
+                state = walk_fn(state, min(CHUNK, num_steps - done))
                 done += run.num_new
                 bar.update(run.num_new)
                 bar.set_postfix(run.watch(ASCEND))
-                if checkpoint is not None:
-                    checkpoint.note(run, state)
+                if note_fn is not None:
+                    note_fn(state)
         except KeyboardInterrupt:
             warnings.warn(
                 f"Interrupted after {done} of {num_steps} steps; the result is what "
                 "was reached by then.",
-                stacklevel=3,
+                stacklevel=4,
             )
-    if checkpoint is not None:
-        checkpoint.save(run, state)
     run.last_state = state
     return state
 

@@ -55,6 +55,28 @@ def as_optimiser(optim: Any) -> Optimiser:
     return Optimiser(optim.init, optax_step)
 
 
+def divide_scores(sizes: dict[str, float]) -> optax.GradientTransformation:
+    """Divide the score of each param site by a number.
+
+    A scale that all the weights of a layer share has a score that grows with their
+    number. Divided by it, one learning rate serves layers of any size (Kuntz et al.
+    2023). Chain it before an optimiser: ``optax.chain(divide_scores(...), optax.sgd(0.1))``.
+
+    Parameters
+    ----------
+    sizes
+        A divisor for each param site that is to have one, as the latents it governs.
+    """
+
+    def divide(updates: Any, params: Any = None) -> Any:
+        def one(name: str, tree: Tree) -> Tree:
+            return jax.tree.map(lambda leaf: leaf / sizes.get(name, 1.0), tree)
+
+        return {name: one(name, tree) for name, tree in updates.items()}
+
+    return optax.stateless(divide)
+
+
 def default_for_many() -> optax.GradientTransformation:
     """Return Adam with a learning rate that decays with the square root of the steps."""
     return optax.adam(lambda count: 0.02 / jnp.sqrt(1.0 + count / 50.0))

@@ -7,20 +7,17 @@ from collections.abc import Callable
 from os import PathLike
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
 
 from numpyro_jala import checks, diagnosis, driver, em, options, path, reference, stages
 from numpyro_jala._typing import Array, PRNGKey, Tree
-from numpyro_jala.call import split_call
 from numpyro_jala.checkpoint import Checkpoint, check_path, identify
-from numpyro_jala.inspection import lay_out
+from numpyro_jala.fitter import Fitter
 from numpyro_jala.model import Layout
 from numpyro_jala.record import Run
-from numpyro_jala.results import Results
-from numpyro_jala.sites import Trace, run_once
+from numpyro_jala.sites import Trace
 from numpyro_jala.stages import Data, Fixed
 from numpyro_jala.state import ASCEND, Info, Settings, State
 from numpyro_jala.weights import log_mean_exp
@@ -38,7 +35,7 @@ class Start(NamedTuple):
     state: State | None
 
 
-class JALAEM(Results):
+class JALAEM(Fitter):
     """Fit ``numpyro.param`` sites by maximum marginal likelihood.
 
     The log-evidence and weighted particles of the posterior come along. A model without
@@ -90,7 +87,7 @@ class JALAEM(Results):
             resampling,
             ess_threshold,
         )
-        self.model = model
+        super().__init__(model)
         self.optim = optim
         self.num_particles = num_particles
         self.num_islands = num_islands
@@ -100,8 +97,6 @@ class JALAEM(Results):
         self.ess_threshold = ess_threshold
         self.reference = reference
         self._optimiser = em.as_optimiser(optim or em.default_for_many())
-        self._fixed: dict[Any, Fixed] = {}
-        self._run: Run | None = None
 
     # -- the pure interface, as SVI has it --------------------------------------------
 
@@ -132,15 +127,14 @@ class JALAEM(Results):
 
     def update(self, state: State, *args: Any, **kwargs: Any) -> tuple[State, Info]:
         """Take one EM step: move the parameters, then the particles."""
-        fixed, arrays, _ = self._inspect(random.key(0), args, kwargs)
-        problem = stages.problem_of(fixed, Data(arrays, None))
+        problem, settings = self._problem(args, kwargs)
         stage = jnp.asarray(ASCEND)
         goal = state.target.params
-        return path.step(problem, fixed.settings, state, stage, goal, stage)
+        return path.step(problem, settings, state, stage, goal, stage)
 
     def get_params(self, state: State) -> dict[str, Tree]:
         """Return the constrained parameters of a state of this object's model."""
-        return self._any_layout().constrain_params(state.target.params)
+        return self._constrain_params(state.target.params)
 
     def evaluate(self, state: State, *args: Any, **kwargs: Any) -> Array:
         """Return the recursive estimate of the log-evidence at the state's parameters."""
@@ -240,11 +234,6 @@ class JALAEM(Results):
             run.heaps = checks.find_heaps(draws, layout.columns())
         return state
 
-    def _any_layout(self) -> Layout:
-        if not self._fixed:
-            raise ValueError("Call init or run first: the model has not been seen yet.")
-        return next(reversed(self._fixed.values())).layout
-
     def _settings(self, layout: Layout) -> Settings:
         preconditioner = self.preconditioner or "none"
         size = self.num_particles // self.num_islands
@@ -262,43 +251,6 @@ class JALAEM(Results):
             newton=self.optim is None and few_params,
             trusted=self.optim is None and not few_params,
         )
-
-    def _inspect(
-        self, rng_key: PRNGKey, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Fixed, list[Array], Trace]:
-        """Run the model once; find or make what compiled functions hang on."""
-        try:
-            trace = run_once(self.model, rng_key, args, kwargs)
-        except Exception as error:
-            raise ValueError(checks.describe_failure(error)) from error
-        checks.check_sites(trace)
-        call, arrays = split_call(args, kwargs, keep_arrays=False)
-        shapes = tuple((a.shape, str(a.dtype)) for a in arrays)
-        traced = any(isinstance(a, jax.core.Tracer) for a in [rng_key, *arrays])
-        if (call, shapes) in self._fixed and not traced:
-            return self._fixed[call, shapes], arrays, trace
-        if not traced:
-            whole = split_call(args, kwargs, keep_arrays=True)[0]
-            if whole in self._fixed:
-                return self._fixed[whole], [], trace
-        layout = lay_out(self.model, trace, args, kwargs)
-        fixed = Fixed(layout, self._settings(layout))
-        keeps_arrays = layout.call != call
-        # What was made while JAX traces holds tracers, and serves only to name sites.
-        key = None if traced else layout.call if keeps_arrays else (call, shapes)
-        self._fixed[key] = fixed
-        return fixed, [] if keeps_arrays else arrays, trace
-
-    def _first_params(
-        self, layout: Layout, trace: Trace, values: dict[str, Tree] | None
-    ) -> Array:
-        """Take the values that were given, and of other params those of this run.
-
-        What is drawn at random, as the weights of a network, differs between runs.
-        """
-        options.check_init_params(values or {}, layout.constraints)
-        drawn = {name: trace[name]["value"] for name in layout.constraints}
-        return layout.unconstrain_params({**drawn, **(values or {})})
 
     def _begin(
         self, rng_key: PRNGKey, fixed: Fixed, data: Data, trace: Trace, start: Start

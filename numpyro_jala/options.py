@@ -41,8 +41,8 @@ def check_options(
             "island to learn from: what adapts on the particles it moves biases the "
             "evidence. Take more islands, or give a step_size and preconditioner=None."
         )
-    if step_size is not None and not step_size > 0:
-        raise ValueError(f"step_size={step_size} is not positive.")
+    if step_size is not None:
+        check_positive("step_size", step_size)
     if preconditioner not in PRECONDITIONERS:
         raise ValueError(f"{preconditioner=} is not one of {PRECONDITIONERS}.")
     if resampling not in SCHEMES:
@@ -51,6 +51,19 @@ def check_options(
         raise ValueError(
             f"ess_threshold={ess_threshold} is not between 0 (never resample) and 1."
         )
+
+
+def check_positive(name: str, value: float) -> None:
+    """Check that an option is a positive number."""
+    if not value > 0:
+        raise ValueError(f"{name}={value} is not positive.")
+
+
+def check_rival(name: str, num_particles: int, step_size: float) -> None:
+    """Check what the algorithms without weights are given."""
+    if num_particles < 1:
+        raise ValueError(f"{name} with num_particles={num_particles} has nothing to move.")
+    check_positive("step_size", step_size)
 
 
 def check_init_params(values: dict[str, Any], constraints: dict[str, Any]) -> None:

@@ -41,21 +41,23 @@ class Run:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         num_evaluations: int,
+        weighs: bool = True,
     ) -> None:
         self.fixed = fixed
         self.data = data
         self.trace = trace
         self.args = args
         self.kwargs = kwargs
+        self.weighs = weighs
         num_particles = fixed.settings.num_islands * fixed.settings.num_particles
         self.num_evaluations = num_evaluations + num_particles
         self.num_new = 0
-        self.last_state: State | None = None
+        self.last_state: Any = None
         self.finished: Result | None = None
         self.heaps: dict[str, float] = {}
-        self._infos: dict[int, list[Info]] = {}
+        self._infos: dict[int, list[Any]] = {}
 
-    def keep(self, stage: int, infos: Info, count: int) -> None:
+    def keep(self, stage: int, infos: Any, count: int) -> None:
         """Keep the first ``count`` rows of what a chunk of steps reported."""
         self.num_new = count
         settings = self.fixed.settings
@@ -69,9 +71,9 @@ class Run:
 
     def count(self, stage: int) -> int:
         """Return how many steps of a stage were taken."""
-        return sum(len(part.promise) for part in self._infos.get(stage, []))
+        return sum(len(part.grad_norm) for part in self._infos.get(stage, []))
 
-    def infos(self, stage: int) -> Info | None:
+    def infos(self, stage: int) -> Any:
         """Return all rows of a stage, or None if it took no steps."""
         if not self.count(stage):
             return None
@@ -87,8 +89,10 @@ class Run:
     def watch(self, stage: int) -> dict[str, str]:
         """Return the numbers that one wants to see while it runs."""
         last = self._infos[stage][-1]
-        if not len(last.promise):
+        if not len(last.grad_norm):
             return {}
+        if not self.weighs:
+            return {"grad_norm": f"{last.grad_norm[-1]:.3g}"}
         shown = {"log_evidence": f"{float(log_mean_exp(last.log_evidence[-1])):.2f}"}
         if stage == CLIMB:
             shown = {"temperature": f"{last.temperature[-1].min():.2g}", **shown}

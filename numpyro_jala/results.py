@@ -16,7 +16,6 @@ from numpyro_jala import convert, diagnosis, em, estimates, options, stages, sum
 from numpyro_jala._typing import Array, PRNGKey, Tree
 from numpyro_jala.estimates import Estimate
 from numpyro_jala.record import Run
-from numpyro_jala.state import State
 
 
 class _Sampler(NamedTuple):
@@ -50,7 +49,7 @@ class Results:
         return self._run
 
     @property
-    def last_state(self) -> State | None:
+    def last_state(self) -> Any:
         """The state to continue from, as ``init_state`` of another run."""
         return self._run.last_state if self._run is not None else None
 
@@ -154,7 +153,10 @@ class Results:
 
     def print_summary(self, prob: float = 0.9) -> None:
         """Print the estimate, the latents and the log-evidence."""
-        print(summary.summary(self._found, *self.get_weighted_samples(), prob))  # noqa: T201
+        print(self._summary(prob))  # noqa: T201
+
+    def _summary(self, prob: float) -> str:
+        return summary.summary(self._found, *self.get_weighted_samples(), prob)
 
     def to_inference_data(self) -> Any:
         """Return the result as ArviZ holds it."""
@@ -181,8 +183,7 @@ class Results:
     def _repr_html_(self) -> str:
         if self._run is None or self._run.finished is None:
             return f"<pre>{html.escape(repr(self))}: not run yet</pre>"
-        text = summary.summary(self._found, *self.get_weighted_samples(), 0.9)
-        return f"<pre>{html.escape(text)}</pre>"
+        return f"<pre>{html.escape(self._summary(0.9))}</pre>"
 
     # -- what ArviZ's own converter asks of an MCMC ------------------------------------
 

@@ -9,6 +9,7 @@ from numpyro_jala.comparison import aic, bic
 from numpyro_jala.diagnosis import diagnostics, doubts, num_observations
 from numpyro_jala.estimates import estimates, label_entries
 from numpyro_jala.record import Run
+from numpyro_jala.state import ASCEND
 
 _MOST_ROWS = 20
 
@@ -120,3 +121,16 @@ def summary(
     warned = [f"! {text}" for text in doubts(run)]
     latents = _latent_lines(samples, weight, prob, num_islands)
     return "\n".join(["", *_param_lines(run, prob), *latents, "", last, *more, *warned])
+
+
+def plain(
+    run: Run,
+    samples: dict[str, np.ndarray],
+    log_weight: np.ndarray,
+    prob: float,
+    name: str,
+) -> str:
+    """Return the tables of a run whose particles have no weights."""
+    latents = _latent_lines(samples, np.exp(log_weight), prob, 1)
+    last = f"steps {run.count(ASCEND)}   {name} gives neither standard errors nor evidence"
+    return "\n".join(["", *_param_lines(run, prob), *latents, "", last])

@@ -1,0 +1,82 @@
+"""What every algorithm of this package does with a model before it moves a particle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import random
+
+from numpyro_jala import checks, options
+from numpyro_jala._typing import Array, PRNGKey, Tree
+from numpyro_jala.call import split_call
+from numpyro_jala.inspection import lay_out
+from numpyro_jala.model import Layout
+from numpyro_jala.results import Results
+from numpyro_jala.sites import Trace, run_once
+from numpyro_jala.stages import Data, Fixed, problem_of
+from numpyro_jala.state import Problem, Settings
+
+
+class Fitter(Results):
+    """Holds a model, and remembers what its compiled functions hang on."""
+
+    def __init__(self, model: Callable[..., Any]) -> None:
+        self.model = model
+        self._fixed: dict[Any, Fixed] = {}
+
+    def _settings(self, layout: Layout) -> Settings:
+        raise NotImplementedError
+
+    def _any_layout(self) -> Layout:
+        if not self._fixed:
+            raise ValueError("Call init or run first: the model has not been seen yet.")
+        return next(reversed(self._fixed.values())).layout
+
+    def _constrain_params(self, params: Array) -> dict[str, Tree]:
+        return self._any_layout().constrain_params(params)
+
+    def _inspect(
+        self, rng_key: PRNGKey, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Fixed, list[Array], Trace]:
+        """Run the model once; find or make what compiled functions hang on."""
+        try:
+            trace = run_once(self.model, rng_key, args, kwargs)
+        except Exception as error:
+            raise ValueError(checks.describe_failure(error)) from error
+        checks.check_sites(trace)
+        call, arrays = split_call(args, kwargs, keep_arrays=False)
+        shapes = tuple((a.shape, str(a.dtype)) for a in arrays)
+        traced = any(isinstance(a, jax.core.Tracer) for a in [rng_key, *arrays])
+        if (call, shapes) in self._fixed and not traced:
+            return self._fixed[call, shapes], arrays, trace
+        if not traced:
+            whole = split_call(args, kwargs, keep_arrays=True)[0]
+            if whole in self._fixed:
+                return self._fixed[whole], [], trace
+        layout = lay_out(self.model, trace, args, kwargs)
+        fixed = Fixed(layout, self._settings(layout))
+        keeps_arrays = layout.call != call
+        # What was made while JAX traces holds tracers, and serves only to name sites.
+        key = None if traced else layout.call if keeps_arrays else (call, shapes)
+        self._fixed[key] = fixed
+        return fixed, [] if keeps_arrays else arrays, trace
+
+    def _problem(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Problem, Settings]:
+        """Return the problem that a pure step works on."""
+        fixed, arrays, _ = self._inspect(random.key(0), args, kwargs)
+        return problem_of(fixed, Data(arrays, None)), fixed.settings
+
+    def _first_params(
+        self, layout: Layout, trace: Trace, values: dict[str, Tree] | None
+    ) -> Array:
+        """Take the values that were given, and of other params those of this run.
+
+        What is drawn at random, as the weights of a network, differs between runs.
+        """
+        options.check_init_params(values or {}, layout.constraints)
+        drawn = {name: trace[name]["value"] for name in layout.constraints}
+        return layout.unconstrain_params({**drawn, **(values or {})})
