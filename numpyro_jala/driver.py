@@ -18,13 +18,10 @@ from numpyro_jala.checkpoint import Checkpoint
 from numpyro_jala.information import Information, Moments
 from numpyro_jala.record import Run
 from numpyro_jala.smc import Cloud
-from numpyro_jala.stages import CHUNK
+from numpyro_jala.stages import APART, CHUNK, CLOUDS, SETTLE
 from numpyro_jala.state import ASCEND, CLIMB, HOLD, REST, State
 
 _MOST_ANNEALING = 5_000
-#: Rest at the estimate: steps to go there and settle, then clouds to keep, and how many
-#: steps apart.
-_SETTLE, _CLOUDS, _APART = 8, 5, 6
 
 
 def _walk(
@@ -146,19 +143,9 @@ def take_steps(
     return state
 
 
-def _best_params(run: Run, state: State) -> Array:
-    """Return the average of the parameters, unless they still travel."""
-    params = state.target.params
-    settings = run.fixed.settings
-    if not settings.newton or settings.num_islands == 1 or int(state.num_steps) == 0:
-        return params
-    is_near = em.is_near(state.optim_state, state.mean_params - params, _SETTLE // 2)
-    return state.mean_params if bool(is_near) else params
-
-
 def finish(run: Run, state: State) -> None:
     """Rest at the estimate, and find the log-evidence and the information there."""
-    params = _best_params(run, state)
+    params = stages.best_params(run.fixed, state)
     recursive = stages.log_evidence(state)
     if run.fixed.settings.num_islands == 1:
         known = _inform(run, params, [state.cloud])
@@ -166,12 +153,12 @@ def finish(run: Run, state: State) -> None:
         return
     rng_key, bridge_key = random.split(random.fold_in(state.rng_key, 1))
     state = state._replace(rng_key=rng_key)
-    state = _walk(run, state, REST, _SETTLE, params, _SETTLE if params.size else 0)
+    state = _walk(run, state, REST, SETTLE, params, SETTLE if params.size else 0)
     if run.fixed.settings.newton and int(state.num_steps) > 0:
         params, state = _polish(run, state, params)
     clouds = []
-    for _ in range(_CLOUDS):
-        state = _walk(run, state, REST, _APART, params)
+    for _ in range(CLOUDS):
+        state = _walk(run, state, REST, APART, params)
         clouds.append(state.cloud)
     found = stages.estimate(run.fixed, bridge_key, run.data, params, clouds)
     bridge = evidence.at_level(*found)
@@ -187,10 +174,10 @@ def _polish(run: Run, state: State, params: Array) -> tuple[Array, State]:
         return params, state
     uncertainty = information.invert(known, run.fixed.layout.is_free)
     step = jnp.asarray(information.newton_step(known, uncertainty), params.dtype)
-    if not bool(em.is_near(state.optim_state, step, _SETTLE // 2)):
+    if not bool(em.is_near(state.optim_state, step, SETTLE // 2)):
         return params, state
     better = params + step
-    return better, _walk(run, state, REST, _SETTLE, better, _SETTLE)
+    return better, _walk(run, state, REST, SETTLE, better, SETTLE)
 
 
 def _inform(run: Run, params: Array, clouds: list[Cloud]) -> Information | None:

@@ -35,6 +35,14 @@ class Start(NamedTuple):
     state: State | None
 
 
+class Fit(NamedTuple):
+    """What :meth:`JALAEM.finish` finds."""
+
+    params: dict[str, Tree]  # constrained
+    log_evidence: Array  # ()
+    standard_error: Array  # (), of the log-evidence
+
+
 class JALAEM(Fitter):
     """Fit ``numpyro.param`` sites by maximum marginal likelihood.
 
@@ -139,6 +147,18 @@ class JALAEM(Fitter):
     def evaluate(self, state: State, *args: Any, **kwargs: Any) -> Array:
         """Return the recursive estimate of the log-evidence at the state's parameters."""
         return log_mean_exp(stages.log_evidence(state))
+
+    def finish(self, state: State, *args: Any, **kwargs: Any) -> Fit:
+        """Rest at the estimate, and find the log-evidence there afresh.
+
+        With :meth:`init` and :meth:`update` a whole fit is pure, and many of them can be
+        had at once by ``jax.vmap`` or ``jax.lax.map``.
+        """
+        options.check_can_bridge(self.num_islands)
+        fixed, arrays, _ = self._inspect(random.key(0), args, kwargs)
+        params, bridge = stages.settle(fixed, Data(arrays, None), state)
+        values = fixed.layout.constrain_params(params)
+        return Fit(values, jnp.asarray(bridge.log_evidence), bridge.standard_error)
 
     # -- the run ------------------------------------------------------------------------
 
@@ -261,8 +281,9 @@ class JALAEM(Fitter):
             return stages.start(fixed, rng_key, data, params)
         options.check_particles(start.particles, fixed.layout.latents, self.num_particles)
         given = {name: jnp.asarray(value) for name, value in start.particles.items()}
-        known = jnp.asarray(start.log_evidence or 0.0, params.dtype)
-        return stages.start_given(fixed, rng_key, data, params, given, known)
+        known = 0.0 if start.log_evidence is None else start.log_evidence
+        first = jnp.asarray(known, params.dtype)
+        return stages.start_given(fixed, rng_key, data, params, given, first)
 
     def _check_alive_start(self, state: State, trace: Trace) -> None:
         if not bool(jnp.isfinite(state.cloud.log_weight).any()):

@@ -93,6 +93,15 @@ def check_can_anneal(num_islands: int, preconditioner: str | None) -> None:
         )
 
 
+def check_can_bridge(num_islands: int) -> None:
+    """Check that there are other islands to bridge to."""
+    if num_islands < 2:
+        raise ValueError(
+            f"num_islands={num_islands} leaves no other island to bridge to. Use evaluate "
+            "for the recursive estimate, or take more islands."
+        )
+
+
 def check_particles(
     particles: dict[str, Any], latents: tuple[str, ...], num_particles: int
 ) -> None:

@@ -13,18 +13,21 @@ import jax.numpy as jnp
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
 
-from numpyro_jala import evidence, path, reference, smc
+from numpyro_jala import em, evidence, path, reference, smc
 from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.evidence import Gaussian
 from numpyro_jala.information import Moments, moments
 from numpyro_jala.model import Layout
 from numpyro_jala.resampling import systematic
 from numpyro_jala.smc import Target
-from numpyro_jala.state import CLIMB, HOLD, Info, Problem, Settings, State, no_info
+from numpyro_jala.state import CLIMB, HOLD, REST, Info, Problem, Settings, State, no_info
 from numpyro_jala.weights import normalise
 
 #: Steps of one call of the compiled loop; between calls Python looks on.
 CHUNK = 20
+#: Rest at the estimate: steps to go there and settle, then clouds to keep, and how many
+#: steps apart.
+SETTLE, CLOUDS, APART = 8, 5, 6
 
 
 class Fixed(NamedTuple):
@@ -166,6 +169,45 @@ def estimate(
     level = jnp.min(jnp.where(weight > 0, potential, jnp.inf))
     at_particles, at_draws = level - potential - at_particles, level - at_new - at_draws
     return evidence.bridge(weight, at_particles, at_draws), level
+
+
+@partial(jax.jit, static_argnums=0)
+def best_params(fixed: Fixed, state: State) -> Array:
+    """Return the average of the parameters, unless they still travel."""
+    params, settings = state.target.params, fixed.settings
+    if not settings.newton or settings.num_islands == 1 or params.size == 0:
+        return params
+    is_near = em.is_near(state.optim_state, state.mean_params - params, SETTLE // 2)
+    return jnp.where(is_near & (state.num_steps > 0), state.mean_params, params)
+
+
+def settle(fixed: Fixed, data: Data, state: State) -> tuple[Array, evidence.Bridge]:
+    """Rest at the estimate and find the evidence there, in one go."""
+    problem, stage = problem_of(fixed, data), jnp.asarray(REST)
+    params = best_params(fixed, state)
+    rng_key, bridge_key = random.split(random.fold_in(state.rng_key, 1))
+
+    def rest(current: State, num_steps: int, wait: int) -> State:
+        def body(count: int, here: State) -> State:
+            left = jnp.asarray(wait) - count
+            return path.step(problem, fixed.settings, here, stage, params, left)[0]
+
+        return lax.fori_loop(0, num_steps, body, current)
+
+    def keep(current: State, _: None) -> tuple[State, smc.Cloud]:
+        current = rest(current, APART, 0)
+        return current, current.cloud
+
+    state = rest(state._replace(rng_key=rng_key), SETTLE, SETTLE if params.size else 0)
+    _, kept = lax.scan(keep, state, length=CLOUDS)
+    clouds = [jax.tree.map(lambda leaf, i=i: leaf[i], kept) for i in range(CLOUDS)]
+    bridge, level = estimate(fixed, bridge_key, data, params, clouds)
+    return params, evidence.Bridge(
+        bridge.log_evidence - level,
+        bridge.standard_error,
+        bridge.overlap,
+        bridge.islands - level,
+    )
 
 
 @partial(jax.jit, static_argnums=0)

@@ -1,0 +1,89 @@
+"""What the experiments of the paper share: options, many fits at once, files of results.
+
+The paper is Cuin, Carbone and Akyildiz (2025), "Learning Latent Variable Models via
+Jarzynski-adjusted Langevin Algorithm", NeurIPS.
+"""
+
+import argparse
+import json
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax import lax, random
+from tqdm.auto import tqdm
+
+from numpyro_jala.versions import version_of
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+def parse(description, output, **more):
+    """Read the options that every experiment has, and a few numbers of its own."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--full", action="store_true", help="the paper's settings")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, default=Path("paper_output") / output)
+    for name, default in more.items():
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=type(default), default=default
+        )
+    options = parser.parse_args()
+    options.output.mkdir(parents=True, exist_ok=True)
+    return options
+
+
+def save(options, result):
+    """Write what was found, and with what, as JSON."""
+    made_by = {name: version_of(name) for name in ("numpyro_jala", "numpyro", "jax")}
+    made_by["device"] = jax.devices()[0].device_kind
+    whole = {"full": options.full, "seed": options.seed, "made_by": made_by, **result}
+    path = options.output / "result.json"
+    path.write_text(json.dumps(whole, indent=1) + "\n")
+    print(f"wrote {path}")
+
+
+def print_table(heads, rows):
+    """Print a table in Markdown."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    for line in lines:
+        print("| " + " | ".join(str(cell) for cell in line) + " |")
+
+
+def batches(tree, size):
+    """Split the leading axis of all arrays in a tree."""
+    length = len(jax.tree.leaves(tree)[0])
+    for start in range(0, length, size):
+        yield jax.tree.map(lambda leaf, a=start: leaf[a : a + size], tree)
+
+
+def vectorise(fit_fn):
+    """Compile ``fit_fn`` for a tuple of arrays with a leading axis.
+
+    All of them at once on an accelerator, and one after the other in a loop on a CPU,
+    where that is quicker.
+    """
+
+    def one(args):
+        return fit_fn(*args)
+
+    on_cpu = jax.devices()[0].platform == "cpu"
+    return jax.jit(partial(lax.map, one) if on_cpu else jax.vmap(one))
+
+
+def fit_many(many_fn, seed, data, batch_size, label):
+    """Call a vectorised ``fit_fn(rng_key, *data)`` by batches."""
+    length = len(jax.tree.leaves(data)[0])
+    keys = random.split(random.key(seed), length)
+    found = []
+    with tqdm(total=length, desc=label) as bar:
+        for batch in batches((keys, *data), batch_size):
+            found.append(jax.device_get(many_fn(batch)))
+            bar.update(len(batch[0]))
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
+
+
+def ascend(algorithm, state, num_steps, *data):
+    """Take steps in one compiled loop; return the last state and what each reported."""
+    return lax.scan(lambda s, _: algorithm.update(s, *data), state, length=num_steps)
