@@ -72,6 +72,9 @@ class JALAEM(Fitter):
     reference
         Where annealing starts: "prior", "laplace", a Gaussian autoguide, which is then
         fitted, or a pair of one and its fitted params.
+    moves_per_temperature
+        Moves of the particles between two rises of the temperature. More of them let very
+        many latents keep up, so that the islands agree on the evidence along the path.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class JALAEM(Fitter):
         resampling: str = "systematic",
         ess_threshold: float = 0.5,
         reference: Any = "prior",
+        moves_per_temperature: int = 1,
     ) -> None:
         options.check_options(
             num_particles,
@@ -95,6 +99,7 @@ class JALAEM(Fitter):
             resampling,
             ess_threshold,
         )
+        options.check_count("moves_per_temperature", moves_per_temperature)
         super().__init__(model)
         self.optim = optim
         self.num_particles = num_particles
@@ -104,6 +109,7 @@ class JALAEM(Fitter):
         self.resampling = resampling
         self.ess_threshold = ess_threshold
         self.reference = reference
+        self.moves_per_temperature = moves_per_temperature
         self._optimiser = em.as_optimiser(optim or em.default_for_many())
 
     # -- the pure interface, as SVI has it --------------------------------------------
@@ -270,6 +276,7 @@ class JALAEM(Fitter):
             optimiser=self._optimiser,
             newton=self.optim is None and few_params,
             trusted=self.optim is None and not few_params,
+            moves_per_temperature=self.moves_per_temperature,
         )
 
     def _begin(

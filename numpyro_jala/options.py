@@ -59,6 +59,12 @@ def check_positive(name: str, value: float) -> None:
         raise ValueError(f"{name}={value} is not positive.")
 
 
+def check_count(name: str, value: int) -> None:
+    """Check that an option is a whole number from one upwards."""
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}={value!r} is not a whole number of at least 1.")
+
+
 def check_rival(name: str, num_particles: int, step_size: float) -> None:
     """Check what the algorithms without weights are given."""
     if num_particles < 1:

@@ -121,7 +121,7 @@ def _kernel(
 
 
 def _next_target(
-    state: State, stage: Array, goal: Array, wait: Array
+    settings: Settings, state: State, stage: Array, goal: Array, wait: Array
 ) -> tuple[Target, Array]:
     """Return the next target, and whether it is the one where the particles stand.
 
@@ -131,7 +131,8 @@ def _next_target(
     """
     resting = stage == REST
     arrived = resting & (wait <= 0)
-    standing = (stage != ASCEND) & (arrived | (state.num_moves % 2 == 1))
+    period = jnp.where(resting, 2, 1 + settings.moves_per_temperature)
+    standing = (stage != ASCEND) & (arrived | (state.num_moves % period > 0))
     here, turns = state.target.params, (wait + 1) // 2
     approach = here + (goal - here) / jnp.maximum(turns, 1)
     params = jnp.where(resting, approach, state.plan.target.params)
@@ -159,7 +160,7 @@ def step(
     """
     rng_key, move_key, resample_key = random.split(state.rng_key, 3)
     ascending = stage == ASCEND
-    target, standing = _next_target(state, stage, goal, wait)
+    target, standing = _next_target(settings, state, stage, goal, wait)
     stretch = jnp.where(ascending, 1.0, jnp.where(standing, TEST_STRETCH, 0.0))
     kernel, change = _kernel(settings, state, target, stretch)
     cloud, score_fn, info = smc.step(

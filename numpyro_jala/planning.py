@@ -45,7 +45,7 @@ def plan(
     carried = _learn_transport(settings, state, weight)
     if settings.newton:
         step, score, optim_state, promise, cost = _newton_step(
-            problem, state, weight, carried, stage
+            problem, settings, state, weight, carried, stage
         )
         drift = carried.rate[..., 1:] @ step
     else:
@@ -66,6 +66,7 @@ def plan(
 
 def _newton_step(
     problem: Problem,
+    settings: Settings,
     state: State,
     weight: Array,
     carried: transport.Transport,
@@ -81,10 +82,11 @@ def _newton_step(
         return score, score, newton, zero, zero
     tempered = jnp.any(temperature < 1)
     within, moments = _covariances(weight, carried.rate)
-    # Near the maximum the second derivative hardly changes. Annealing takes turns, and
-    # only every second plan is carried out.
-    annealing = tempered & (state.num_moves % 2 == 0)
-    due = (state.num_moves % _HESSIAN_EVERY == 0) | annealing | (state.plan.cost > 0.02)
+    # Near the maximum the second derivative hardly changes. While annealing, only the
+    # plans are carried out that are made when the target is about to move.
+    period = settings.moves_per_temperature + 1
+    is_used = state.num_moves % jnp.where(tempered, period, _HESSIAN_EVERY) == 0
+    due = is_used | (~tempered & (state.plan.cost > 0.02))
     complete = lax.cond(
         due,
         lambda: em.hessian(

@@ -67,6 +67,7 @@ class Rival(Fitter):
             optimiser=self._optimiser,
             newton=False,
             trusted=False,
+            moves_per_temperature=1,
         )
 
     # -- the pure interface ------------------------------------------------------------

@@ -32,6 +32,7 @@ class Settings(NamedTuple):
     optimiser: em.Optimiser | None
     newton: bool  # the default for few parameters
     trusted: bool  # shorten the optimiser's steps
+    moves_per_temperature: int
 
     @property
     def adapts(self) -> bool:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 from tqdm.auto import tqdm
@@ -82,6 +83,11 @@ def fit_many(many_fn, seed, data, batch_size, label):
             found.append(jax.device_get(many_fn(batch)))
             bar.update(len(batch[0]))
     return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
+
+
+def as_float(*arrays):
+    """Return arrays in the precision that JAX works with."""
+    return tuple(jnp.asarray(array) for array in arrays)
 
 
 def ascend(algorithm, state, num_steps, *data):

@@ -15,7 +15,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
-from common import ascend, fit_many, parse, print_table, save, vectorise
+from common import as_float, ascend, fit_many, parse, print_table, save, vectorise
 from matplotlib.figure import Figure
 from numpyro.distributions import constraints
 
@@ -162,11 +162,6 @@ def default_fit(num_steps):
         return jala.finish(state, features, y)
 
     return vectorise(fit)
-
-
-def as_float(*arrays):
-    """Return arrays in the precision that JAX works with."""
-    return tuple(jnp.asarray(array) for array in arrays)
 
 
 def choose(log_evidence):
