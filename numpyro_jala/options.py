@@ -54,8 +54,8 @@ def check_options(
 
 
 def check_positive(name: str, value: float) -> None:
-    """Check that an option is a positive number."""
-    if not value > 0:
+    """Check that an option is a positive number, unless JAX does not know it yet."""
+    if not isinstance(value, jax.core.Tracer) and not value > 0:
         raise ValueError(f"{name}={value} is not positive.")
 
 

@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 from numpyro_jala.versions import version_of
 
 DATA = Path(__file__).parents[1] / "data"
+_PACKAGES = ("numpyro_jala", "numpyro", "jax")
 
 
 def parse(description, output, **more):
@@ -35,14 +36,19 @@ def parse(description, output, **more):
     return options
 
 
-def save(options, result):
-    """Write what was found, and with what, as JSON."""
-    made_by = {name: version_of(name) for name in ("numpyro_jala", "numpyro", "jax")}
+def save(options, name, result):
+    """Write one part of what was found, and with what, as JSON."""
+    made_by = {package: version_of(package) for package in _PACKAGES}
     made_by["device"] = jax.devices()[0].device_kind
-    whole = {"full": options.full, "seed": options.seed, "made_by": made_by, **result}
-    path = options.output / "result.json"
-    path.write_text(json.dumps(whole, indent=1) + "\n")
+    whole = {"seed": options.seed, "made_by": made_by, **result}
+    path = options.output / f"{name}.json"
+    path.write_text(json.dumps(whole) + "\n")
     print(f"wrote {path}")
+
+
+def load(folder, pattern):
+    """Read the parts that match a pattern, in the order of their names."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob(pattern))]
 
 
 def print_table(heads, rows):

@@ -1,0 +1,355 @@
+"""Bayesian logistic regression on the Wisconsin data: the paper's first experiment.
+
+The weights have a common prior mean, which is estimated. JALA-EM as the paper prints it,
+PGD and SOUL have their step sizes tuned by three-fold cross-validation on the paper's grid;
+JALAEM by its defaults is not tuned. ``python examples/paper/logistic.py`` takes a few
+minutes, ``--full`` the paper's sizes.
+"""
+
+import time
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+from common import DATA, ascend, load, parse, print_table, save, vectorise
+from jax import random
+from matplotlib.figure import Figure
+from scipy.stats import gaussian_kde, wasserstein_distance
+
+from numpyro_jala import JALAEM, PGD, SOUL
+
+PRIOR_VARIANCE = 5.0
+RATES = [0.05, 0.1, 0.15]
+SHOWN = 1  # the weight that the paper shows, its second
+TUNED = ["JALA-EM", "PGD", "SOUL"]
+LABELS = [*TUNED, "JALAEM, defaults"]
+
+
+def model(x, y):
+    """Weights around a common mean."""
+    theta = numpyro.param("theta", 0.0)
+    prior = dist.Normal(theta * jnp.ones(x.shape[1]), PRIOR_VARIANCE**0.5)
+    w = numpyro.sample("w", prior.to_event(1))
+    numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+# -- data -----------------------------------------------------------------------------------
+
+
+def read_data():
+    """Return standardised features and whether the tumour is malignant."""
+    table = np.loadtxt(DATA / "wisconsin.csv", delimiter=",", skiprows=1)
+    x, y = table[:, :-1], table[:, -1]
+    x = (x - x.mean(0)) / x.std(0)
+    return x.astype(np.float32), y.astype(np.float32)
+
+
+def split(rng, y, share):
+    """Return the rows of a stratified share, and the rest."""
+    chosen = np.concatenate(
+        [
+            rng.permutation(np.flatnonzero(y == label))[: round(share * np.sum(y == label))]
+            for label in (0, 1)
+        ]
+    )
+    return np.sort(chosen), np.setdiff1d(np.arange(len(y)), chosen)
+
+
+def folds(rng, y, num_folds):
+    """Return pairs of rows to fit and rows to judge by."""
+    parts = np.array_split(rng.permutation(len(y)), num_folds)
+    size = min(len(part) for part in parts)  # equal shapes compile once
+    parts = [part[:size] for part in parts]
+    rest = [np.concatenate(parts[:i] + parts[i + 1 :]) for i in range(num_folds)]
+    return list(zip(rest, parts, strict=True))
+
+
+def euler_step(x):
+    """Return the step size that the largest possible curvature allows."""
+    bound = 0.25 * x.T @ x + np.eye(x.shape[1]) / PRIOR_VARIANCE
+    return 0.99 / np.linalg.eigvalsh(bound)[-1]
+
+
+# -- algorithms: ``fit(rng_key, step_size, rate, x, y) -> path, particles, weights`` --------
+
+
+def fit_printed(num_particles, num_steps, rng_key, step_size, rate, x, y):
+    """Run JALA-EM as printed, its particles drawn from the prior as the paper does."""
+    sgd = optax.inject_hyperparams(optax.sgd)(learning_rate=1.0)
+    jala = JALAEM(
+        model,
+        sgd,
+        num_particles=num_particles,
+        num_islands=1,
+        step_size=1.0,
+        preconditioner=None,
+        ess_threshold=1 / 1.05,
+    )
+    draw_key, init_key = random.split(rng_key)
+    shape = (num_particles, x.shape[1])
+    first = PRIOR_VARIANCE**0.5 * random.normal(draw_key, shape)
+    state = jala.init(init_key, x, y, init_particles={"w": first})
+    # Step sizes that differ between the fits of a batch are part of the state.
+    optim_state = state.optim_state._replace(hyperparams={"learning_rate": rate})
+    size = jnp.log(step_size)[None]
+    state = state._replace(log_step_size=size, optim_state=optim_state)
+    state, infos = ascend(jala, state, num_steps, x, y)
+    weight = jax.nn.softmax(state.cloud.log_weight[0])
+    return infos.params[:, 0], state.cloud.position[0], weight
+
+
+def fit_rival(kind, num_particles, num_steps, rng_key, step_size, rate, x, y):
+    """Run PGD, with one step size, or SOUL."""
+    optim = None if kind is PGD else optax.sgd(rate)
+    rival = kind(model, optim, step_size=step_size, num_particles=num_particles)
+    state = rival.init(rng_key, x, y)
+    state, infos = ascend(rival, state, num_steps, x, y)
+    weight = jnp.full(num_particles, 1 / num_particles)
+    return infos.params[:, 0], state.position[0], weight
+
+
+def fit_default(num_particles, num_steps, rng_key, step_size, rate, x, y):
+    """Run JALAEM with nothing tuned; its path ends in its estimate."""
+    jala = JALAEM(model, num_particles=num_particles, num_islands=num_particles // 5)
+    state = jala.init(rng_key, x, y)
+    state, infos = ascend(jala, state, num_steps, x, y)
+    path = jnp.append(infos.params[:, 0], state.mean_params)
+    weight = jax.nn.softmax(state.cloud.log_weight, -1) / jala.num_islands
+    return path, state.cloud.position.reshape(num_particles, -1), weight.reshape(-1)
+
+
+FITS = {
+    "JALA-EM": fit_printed,
+    "PGD": partial(fit_rival, PGD),
+    "SOUL": partial(fit_rival, SOUL),
+    "JALAEM, defaults": fit_default,
+}
+
+
+# -- tuning ---------------------------------------------------------------------------------
+
+
+def log_predictive(particles, weight, x, y):
+    """Return the mean log predictive density (LPPD) of labels."""
+    chance = jax.nn.sigmoid(particles @ x.T)
+    right = jnp.where(y > 0, chance, 1 - chance)
+    return jnp.mean(jnp.log(jnp.maximum(weight @ right, 1e-30)))
+
+
+def tune(options, name, num_particles, x, y, rng):
+    """Return the step size and rate with the best cross-validated LPPD."""
+    sizes = euler_step(x) * np.linspace(0.2, 2.0, options.grid)
+    rates = [0.0] if name == "PGD" else RATES
+    pairs = folds(rng, y, 3)
+    kept, judged = (np.stack(rows) for rows in zip(*pairs, strict=True))
+    cases = [(s, r, f) for s in sizes for r in rates for f in range(3)]
+    step_size, rate, fold = (np.array(column) for column in zip(*cases, strict=True))
+
+    def judge(rng_key, step_size, rate, x, y, new_x, new_y):
+        fit = FITS[name](
+            num_particles, options.tuning_steps, rng_key, step_size, rate, x, y
+        )
+        return log_predictive(*fit[1:], new_x, new_y)
+
+    keys = random.split(random.key(options.seed), len(cases))
+    data = (x[kept][fold], y[kept][fold], x[judged][fold], y[judged][fold])
+    numbers = (step_size.astype(np.float32), rate.astype(np.float32))
+    found = np.asarray(vectorise(judge)((keys, *numbers, *data)))
+    score = np.nan_to_num(found, nan=-np.inf).reshape(-1, 3).mean(-1)
+    best = 3 * int(score.argmax())
+    return {
+        "step_size": float(step_size[best]),
+        "rate": float(rate[best]),
+        "lppd": float(score.max()),
+    }
+
+
+# -- measurements ---------------------------------------------------------------------------
+
+
+def timed(options, name, num_particles, tuned, data):
+    """Return a path of theta against seconds, as many steps as the time allows."""
+
+    def run(num_steps):
+        fit = partial(FITS[name], num_particles, num_steps)
+        return jax.jit(fit).lower(*arguments).compile()
+
+    arguments = (
+        random.key(options.seed),
+        jnp.float32(tuned["step_size"]),
+        jnp.float32(tuned["rate"]),
+        *data,
+    )
+    probe = run(100)
+    jax.block_until_ready(probe(*arguments))
+    start = time.perf_counter()
+    jax.block_until_ready(probe(*arguments))
+    per_step = (time.perf_counter() - start) / 100
+    num_steps = int(np.clip(options.seconds / per_step, 200, options.most_steps))
+    path, particles, weight = run(num_steps)(*arguments)
+    return {
+        "per_step": per_step,
+        "theta": np.asarray(path, float)[:num_steps].tolist(),
+        "particles": np.asarray(particles[:, SHOWN], float).tolist(),
+        "weight": np.asarray(weight, float).tolist(),
+    }
+
+
+def repeat(options, name, num_particles, tuned, data, reference):
+    """Return errors of theta and distances to the posterior over many seeds."""
+
+    def fit(rng_key):
+        numbers = jnp.float32(tuned["step_size"]), jnp.float32(tuned["rate"])
+        num_steps = options.repeat_steps
+        path, particles, weight = FITS[name](
+            num_particles, num_steps, rng_key, *numbers, *data
+        )
+        last = path[-1] if name not in TUNED else jnp.mean(path[num_steps // 2 :])
+        return last, particles[:, SHOWN], weight
+
+    keys = random.split(random.key(options.seed + 1), options.repeats)
+    theta, particles, weight = jax.device_get(vectorise(fit)((keys,)))
+    sd = np.std(reference["w"])
+    distance = [
+        wasserstein_distance(p, reference["w"], u_weights=w) / sd
+        for p, w in zip(particles.astype(float), weight.astype(float), strict=True)
+    ]
+    return {
+        "theta_error": (theta.astype(float) - reference["theta"]).tolist(),
+        "distance": distance,
+    }
+
+
+def long_run(seed, data):
+    """Return the maximum and draws from the posterior there, by many particles."""
+    jala = JALAEM(model, num_particles=8_192)
+    jala.run(random.key(seed), 300, *data, progress_bar=False)
+    return {
+        "theta": float(jala.params["theta"]),
+        "se": float(jala.standard_errors()["theta"]),
+        "w": np.asarray(jala.get_samples()["w"][:, SHOWN], float),
+    }
+
+
+def correction(options, data):
+    """Compare averages of theta at a step size that is too large for PGD."""
+    results = {}
+    for name in ("JALA-EM", "PGD"):
+
+        def fit(rng_key, name=name):
+            step = jnp.float32(0.05)
+            num_steps = options.correction_steps
+            path, *_ = FITS[name](1_000, num_steps, rng_key, step, step, *data)
+            return jnp.mean(path[num_steps // 4 :])
+
+        keys = random.split(random.key(options.seed + 2), 8)
+        results[name] = np.asarray(vectorise(fit)((keys,)), float).tolist()
+    return results
+
+
+# -- pictures and tables --------------------------------------------------------------------
+
+
+def plot(parts, path):
+    """Draw theta against time and the density of a weight, by number of particles."""
+    figure = Figure(figsize=(10, 3 * len(parts)), layout="constrained")
+    axes = figure.subplots(len(parts), 2, squeeze=False)
+    for (left, right), part in zip(axes, parts, strict=True):
+        reference = np.asarray(part["reference"]["w"])
+        grid = np.linspace(reference.min(), reference.max(), 200)
+        for name, run in part["runs"].items():
+            seconds = run["per_step"] * np.arange(1, len(run["theta"]) + 1)
+            (line,) = left.plot(seconds, run["theta"], lw=1, label=name)
+            kde = gaussian_kde(run["particles"], weights=run["weight"])
+            right.plot(grid, kde(grid), color=line.get_color(), label=name)
+        left.axhline(part["reference"]["theta"], color="black", ls=":", lw=1)
+        left.set(title=f"{part['num_particles']} particles", xlabel="s", ylabel="θ")
+        left.set_xscale("log")
+        right.plot(grid, gaussian_kde(reference)(grid), "k--", label="long run")
+        right.set(xlabel="second weight", ylabel="density")
+    axes[0, 1].legend(fontsize="small")
+    figure.savefig(path, dpi=130)
+
+
+def report(folder):
+    """Print the tables and draw the figure of what lies in a folder."""
+    parts = load(folder, "particles_*.json")
+    plot(parts, folder / "logistic.png")
+    rows = []
+    for part in parts:
+        for name, found in part["repeats"].items():
+            error = np.asarray(found["theta_error"])
+            tuned = part["tuned"].get(name, {})
+            rows.append(
+                [
+                    part["num_particles"],
+                    name,
+                    f"{tuned['step_size']:.2g}" if tuned else "",
+                    f"{error.mean():+.4f} ± {error.std(ddof=1) / len(error) ** 0.5:.4f}",
+                    f"{np.abs(error).max():.3f}",
+                    f"{np.mean(found['distance']):.3f}",
+                    f"{1e3 * part['runs'][name]['per_step']:.2f}",
+                ]
+            )
+    heads = ["N", "algorithm", "step size", "error of θ", "worst", "distance", "ms a step"]
+    print_table(heads, rows)
+    for part in load(folder, "correction.json"):
+        for name, values in part["theta"].items():
+            mean, se = np.mean(values), np.std(values, ddof=1) / len(values) ** 0.5
+            print(f"step size 0.05, {name}: θ = {mean:.4f} ± {se:.4f}")
+
+
+def measure(options, num_particles, data, reference):
+    """Tune, time and repeat all algorithms with one number of particles."""
+    none = {"step_size": 0.0, "rate": 0.0}
+    tuned = {
+        name: tune(options, name, num_particles, *data, np.random.default_rng(options.seed))
+        for name in TUNED
+    }
+    chosen = {name: tuned.get(name, none) for name in LABELS}
+    found = {
+        "num_particles": num_particles,
+        "tuned": tuned,
+        "reference": {**reference, "w": reference["w"][::8].tolist()},
+        "runs": {n: timed(options, n, num_particles, chosen[n], data) for n in LABELS},
+        "repeats": {
+            n: repeat(options, n, num_particles, chosen[n], data, reference) for n in LABELS
+        },
+    }
+    save(options, f"particles_{num_particles:03d}", found)
+
+
+def main():
+    options = parse(
+        __doc__,
+        "logistic",
+        grid=3,
+        tuning_steps=100,
+        seconds=0.5,
+        most_steps=1_000,
+        repeats=20,
+        repeat_steps=400,
+        correction_steps=1_000,
+        particles="",
+    )
+    if options.full:
+        options.grid, options.tuning_steps = 10, 500
+        options.seconds, options.most_steps, options.repeats = 5.0, 5_000, 100
+        options.repeat_steps, options.correction_steps = 1_000, 4_000
+    x, y = read_data()
+    rows, _ = split(np.random.default_rng(options.seed), y, 0.8)
+    data = (x[rows], y[rows])
+    reference = long_run(options.seed, data)
+    numbers = [int(n) for n in options.particles.split(",") if n]
+    for num_particles in numbers or ([100, 50, 10] if options.full else [10]):
+        measure(options, num_particles, data, reference)
+    save(options, "correction", {"theta": correction(options, (x, y))})
+    report(options.output)
+
+
+if __name__ == "__main__":
+    main()
