@@ -33,6 +33,6 @@ types: $(STAMP)
 	"$(BIN)/mypy"
 
 clean:
-	rm -rf .venv .venv-new "$(VENV)" build dist demo_output
+	rm -rf .venv .venv-new "$(VENV)" build dist demo_output paper_output
 	rm -rf .pytest_cache .ruff_cache .mypy_cache
 	find numpyro_jala tests examples -name __pycache__ -prune -exec rm -rf {} +

@@ -12,7 +12,12 @@ import xarray as xr
 
 from numpyro_jala import stages
 from numpyro_jala._typing import Array
-from numpyro_jala.diagnosis import best_evidence, diagnostics, num_observations
+from numpyro_jala.diagnosis import (
+    best_evidence,
+    diagnostics,
+    island_evidence,
+    num_observations,
+)
 from numpyro_jala.estimates import estimates, param_leaves
 from numpyro_jala.record import Run
 from numpyro_jala.sites import describe_dims, observed_data
@@ -71,6 +76,7 @@ def _stage_fields(info: Info) -> dict[str, Any]:
         "log_evidence": evidence,
         "log_evidence_se": error,
         "ess": info.ess.mean(1),
+        "ess_lowest": info.ess.min(1),
         "resampled": info.resampled.sum(1),
         "step_size": info.step_size.mean(1),
         "grad_norm": info.grad_norm,
@@ -135,7 +141,7 @@ def groups(
     }
     if run.weighs:
         stats = {
-            "log_marginal_likelihood": np.asarray(result.bridge.islands),
+            "log_marginal_likelihood": island_evidence(run),
             "ess": np.asarray(effective_fraction(result.log_weight)),
         }
         by_island = _dataset(stats, ("chain",), {})

@@ -26,21 +26,47 @@ def _shortfall(result: Result) -> float:
 def best_evidence(run: Run) -> tuple[float, float]:
     """Return the log-evidence and its standard error.
 
-    One island alone has no other to bridge to: there it is the recursive estimate, and
-    the error is that of a mean of independent weights, unknown after a resampling. The
-    error is unknown as well where no Gaussian meets the posterior.
+    Where no Gaussian meets the posterior, as with thousands of latents, it is the
+    recursive estimate. One island alone has no other to bridge to: there it is that one
+    too, and the error is that of a mean of independent weights, unknown after a
+    resampling.
     """
     result = run.result
-    if np.isfinite(result.bridge.log_evidence):
+    if is_bridged(result):
         return float(result.bridge.log_evidence), float(result.bridge.standard_error)
     if run.fixed.settings.num_islands > 1:
-        return float(log_mean_exp(result.recursive)), float("nan")
+        return float(log_mean_exp(result.recursive)), _path_error(run)
     seen = [run.infos(stage) for stage in (CLIMB, ASCEND)]
     if any(info is not None and info.resampled.any() for info in seen):
         return float(result.recursive[0]), float("nan")
     fraction = float(effective_fraction(result.log_weight)[0])
     size = run.fixed.settings.num_particles
     return float(result.recursive[0]), float(np.sqrt((1 / fraction - 1) / size))
+
+
+def is_bridged(result: Result) -> bool:
+    """Tell whether the bridge to the Gaussians held."""
+    ends = (result.bridge.log_evidence, result.bridge.standard_error)
+    return bool(np.isfinite(ends).all())
+
+
+def island_evidence(run: Run) -> np.ndarray:
+    """Return what each island says of the log-evidence by itself."""
+    result = run.result
+    return np.asarray(result.bridge.islands if is_bridged(result) else result.recursive)
+
+
+def _path_error(run: Run) -> float:
+    """Return the error of the evidence along the path, by the spread of the islands.
+
+    As if each island's were lognormal, and not more than the spread itself. Unknown once
+    parameters have ascended on the particles, which biases it.
+    """
+    spread = np.asarray(run.result.recursive, np.float64).std(ddof=1)
+    if run.infos(ASCEND) is not None or not np.isfinite(spread):
+        return float("nan")
+    num_islands = run.fixed.settings.num_islands
+    return float(min(spread, np.sqrt(np.expm1(min(spread**2, 100.0)) / num_islands)))
 
 
 def num_observations(run: Run) -> float:
@@ -133,14 +159,16 @@ def doubts(run: Run) -> list[str]:
         said.append(
             "The log-evidence could not be estimated afresh, since no Gaussian fitted to "
             "some of the particles meets the others; the number is that found along the "
-            "path and is not to be trusted. Take more particles."
+            "path and is not to be trusted. Take more particles, or run again from these "
+            "params with num_steps=0."
         )
     elif found["log_evidence_se"] > 0.5:
         said.append(
             f"The log-evidence has standard error {found['log_evidence_se']:.2f} and is "
-            "not to be trusted. Take more particles."
+            "not to be trusted. Take more particles"
+            + ("." if is_bridged(run.result) else ", or more moves_per_temperature.")
         )
-    elif found["overlap"] < 0.05:
+    elif is_bridged(run.result) and found["overlap"] < 0.05:
         said.append(
             f"Gaussians cover little of the posterior (overlap {found['overlap']:.3f}), so "
             "the log-evidence and its standard error are not to be trusted."

@@ -17,7 +17,14 @@ from scipy.optimize import minimize
 from scipy.stats import multivariate_normal, norm
 
 from numpyro_jala import JALAEM, diagnosis, evidence
-from tests.tools import SCHOOLS, normal_means, normal_means_log_likelihood
+from tests.tools import (
+    SCHOOLS,
+    normal_means,
+    normal_means_log_likelihood,
+    regression,
+    regression_data,
+    regression_log_evidence,
+)
 
 GROUP = np.repeat(np.arange(8), 5)
 
@@ -170,6 +177,21 @@ def test_without_a_bridge_the_evidence_of_the_path_is_given(means):
     assert any("could not be estimated afresh" in said for said in diagnosis.doubts(run))
 
 
+def test_the_error_of_the_evidence_along_the_path_is_calibrated():
+    x, y = regression_data()
+    exact, jala = regression_log_evidence(x, y), JALAEM(regression, num_particles=256)
+    scores = []
+    for seed in range(40):
+        jala.run(random.key(seed), 0, x, y, progress_bar=False)
+        run = jala._run
+        run.finished = run.result._replace(bridge=evidence.unknown(8))
+        scores.append((jala.log_evidence - exact) / jala.log_evidence_se)
+        island = np.asarray(run.result.recursive)
+        np.testing.assert_array_equal(diagnosis.island_evidence(run), island)
+    assert 0.75 < np.std(scores, ddof=1) < 1.35
+    assert abs(np.mean(scores)) < 4 / np.sqrt(40)
+
+
 def test_the_evidence_does_not_drift_in_a_long_run(compiled_means):
     compiled_means.run(random.key(3), 5_000, SCHOOLS, progress_bar=False)
     best = normal_means_log_likelihood(compiled_means.params)
@@ -183,7 +205,14 @@ DOUBLE = """
 import numpy as np
 from jax import random
 from numpyro_jala import JALAEM, diagnosis, evidence
-from tests.tools import SCHOOLS, normal_means, normal_means_log_likelihood
+from tests.tools import (
+    SCHOOLS,
+    normal_means,
+    normal_means_log_likelihood,
+    regression,
+    regression_data,
+    regression_log_evidence,
+)
 jala = JALAEM(normal_means, num_particles=256)
 for data in (SCHOOLS, SCHOOLS.astype(float)):
     jala.run(random.key(0), 60, data, progress_bar=False)
