@@ -21,7 +21,7 @@ from numpyro_jala.smc import Cloud
 from numpyro_jala.stages import APART, CHUNK, CLOUDS, SETTLE
 from numpyro_jala.state import ASCEND, CLIMB, HOLD, REST, State
 
-_MOST_ANNEALING = 5_000
+_MOST_TEMPERATURES = 2_500
 
 
 def _walk(
@@ -78,8 +78,9 @@ def anneal(
     """
     if bool(jnp.all(state.target.temperature >= 1)):
         return state
+    most = _MOST_TEMPERATURES * (1 + run.fixed.settings.moves_per_temperature)
     with tqdm(disable=not show, desc="anneal", unit=" steps") as bar:
-        for _ in range(_MOST_ANNEALING // CHUNK):
+        for _ in range(most // CHUNK):
             state = _walk(run, state, HOLD if holds else CLIMB, CHUNK)
             bar.update(run.num_new)
             bar.set_postfix(run.watch(CLIMB))
@@ -90,7 +91,7 @@ def anneal(
     run.last_state = state
     raise RuntimeError(
         f"Annealing came to temperature {float(state.target.temperature.min()):.3g} in "
-        f"{_MOST_ANNEALING} steps: the reference and the posterior at the first "
+        f"{most} steps: the reference and the posterior at the first "
         "parameters are too far apart. Give init_params nearer to the data, or "
         "reference='laplace'."
     )

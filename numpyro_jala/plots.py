@@ -33,6 +33,15 @@ def _group(idata: Any, name: str) -> xr.Dataset:
     return group.to_dataset() if hasattr(group, "to_dataset") else group
 
 
+def _check_weighted(idata: Any) -> None:
+    """Refuse the result of an algorithm whose particles have no weights."""
+    if "log_evidence" not in idata.attrs:
+        raise ValueError(
+            "The result has neither weights nor a log-evidence, as JALAEM gives them. For "
+            "other algorithms there is plot_params."
+        )
+
+
 def _axes(ax: Any) -> Any:
     return plt.subplots(figsize=(6, 3), layout="constrained")[1] if ax is None else ax
 
@@ -86,6 +95,7 @@ def plot_params(
 
 def plot_log_evidence(idata: Any, ax: Any = None) -> Any:
     """Draw the log-evidence along the way, and the estimate at the end of it."""
+    _check_weighted(idata)
     trace, ax = _group(idata, "em_trace"), _axes(ax)
     value, error = trace["log_evidence"].values, trace["log_evidence_se"].values
     ax.plot(trace["step"], value, label="along the path")
@@ -114,6 +124,7 @@ def _stages(idata: Any) -> list[tuple[str, xr.Dataset]]:
 
 def plot_ess(idata: Any, ax: Any = None) -> Any:
     """Draw the effective sample size of each step, and which of them were resampled."""
+    _check_weighted(idata)
     ax, start = _axes(ax), 0
     for colour, (name, trace) in enumerate(_stages(idata)):
         step, ess = start + trace["step"].values, trace["ess"].values
@@ -139,6 +150,7 @@ def plot_temperature(idata: Any, ax: Any = None) -> Any:
 
 def plot_islands(idata: Any, ax: Any = None) -> Any:
     """Draw what each island says of the log-evidence, beside what they say together."""
+    _check_weighted(idata)
     ax = _axes(ax)
     each = _group(idata, "sample_stats")["log_marginal_likelihood"]
     value, error = idata.attrs["log_evidence"], idata.attrs["log_evidence_se"]

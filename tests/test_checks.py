@@ -282,6 +282,7 @@ def test_particles_of_other_names_or_sizes():
         (dict(preconditioner="full"), "not one of"),
         (dict(resampling="best"), "not one of"),
         (dict(ess_threshold=2.0), "between 0"),
+        (dict(moves_per_temperature=0), "moves_per_temperature=0 is not a whole number"),
         (dict(num_particles=8), "one particle"),
     ],
 )

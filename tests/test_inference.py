@@ -462,3 +462,39 @@ def test_too_few_steps_are_said(compiled_means):
     shortfall = BEST - normal_means_log_likelihood(compiled_means.params)
     assert "nats short" in text and "hardly" not in text and shortfall > 0.2
     assert 1 / 3 < compiled_means.diagnostics()["shortfall"] / shortfall < 3
+
+
+def test_particles_move_several_times_between_temperatures():
+    x, y = regression_data()
+    jala = JALAEM(regression, num_particles=128, moves_per_temperature=3)
+    idata = jala.run(random.key(0), 0, x, y, progress_bar=False)
+    rises = np.flatnonzero(np.diff(idata["anneal_trace"]["temperature"]) > 0)
+    assert len(rises) > 3 and set(np.diff(rises)) == {4}
+    error = jala.log_evidence - regression_log_evidence(x, y)
+    assert abs(error) < 4 * jala.log_evidence_se < 0.2
+
+
+def test_a_whole_fit_is_pure():
+    jala = JALAEM(normal_means, num_particles=64)
+
+    def fit(rng_key, y):
+        state = jala.init(rng_key, y)
+        state = jax.lax.fori_loop(0, 60, lambda _, s: jala.update(s, y)[0], state)
+        return jala.finish(state, y)
+
+    data = np.stack([SCHOOLS, 1.5 * SCHOOLS - 1])
+    keys = random.split(random.key(0), 2)
+    found = jax.jit(lambda *all_: jax.lax.map(lambda one: fit(*one), all_))(keys, data)
+    for i, y in enumerate(data):
+        params = {name: value[i] for name, value in found.params.items()}
+        exact = normal_means_log_likelihood(params, y)
+        best = {"mu": y.mean(), "tau": np.sqrt(y.astype(float).var() - 1)}
+        assert normal_means_log_likelihood(best, y) - exact < 0.02
+        error = found.log_evidence[i] - exact
+        assert abs(error) < 4 * found.standard_error[i] < 0.3
+
+
+def test_one_island_alone_cannot_be_finished():
+    jala = JALAEM(normal_means, optax.sgd(0.1), **PAPER)
+    with pytest.raises(ValueError, match="num_islands=1 leaves no other island"):
+        jala.finish(None, SCHOOLS)

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import matplotlib as mpl
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -11,9 +12,10 @@ from jax import lax, random
 from numpyro.distributions import constraints
 from scipy.optimize import brentq
 
-from numpyro_jala import IPLA, PGD, SFLA, SOUL, compare, divide_scores
+from numpyro_jala import IPLA, PGD, SFLA, SOUL, compare, divide_scores, plots
 from tests.tools import assert_mean
 
+mpl.use("Agg")
 Y = np.float32([2.3, -0.4, 1.1])
 PRECISION, NOISE = 0.8, 2.5  # of the latents and of the data
 
@@ -161,6 +163,11 @@ def test_run_gives_samples_a_path_and_no_evidence(capsys):
             ask()
     with pytest.raises(ValueError, match="no attribute 'log_evidence'"):
         compare({"one": idata, "two": idata})
+    for draw in (plots.plot_log_evidence, plots.plot_ess, plots.plot_islands):
+        with pytest.raises(ValueError, match="neither weights nor a log-evidence"):
+            draw(idata)
+    (axis,) = plots.plot_params(idata)
+    np.testing.assert_allclose(axis.lines[0].get_ydata(), idata["em_trace"]["mean"])
     rival.print_summary()
     assert "PGD gives neither standard errors nor evidence" in capsys.readouterr().out
 
