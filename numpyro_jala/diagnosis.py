@@ -62,9 +62,11 @@ def _path_error(run: Run) -> float:
     As if each island's were lognormal, and not more than the spread itself. Unknown once
     parameters have ascended on the particles, which biases it.
     """
-    spread = np.asarray(run.result.recursive, np.float64).std(ddof=1)
-    if run.infos(ASCEND) is not None or not np.isfinite(spread):
+    recursive = np.asarray(run.result.recursive, np.float64)
+    has_ascended = run.last_state is not None and int(run.last_state.num_steps) > 0
+    if has_ascended or not np.isfinite(recursive).all():
         return float("nan")
+    spread = recursive.std(ddof=1)
     num_islands = run.fixed.settings.num_islands
     return float(min(spread, np.sqrt(np.expm1(min(spread**2, 100.0)) / num_islands)))
 
