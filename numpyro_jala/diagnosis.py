@@ -56,6 +56,11 @@ def island_evidence(run: Run) -> np.ndarray:
     return np.asarray(result.bridge.islands if is_bridged(result) else result.recursive)
 
 
+def _has_ascended(run: Run) -> bool:
+    """Tell whether parameters ever moved on the particles, also in an earlier run."""
+    return run.last_state is not None and int(run.last_state.num_steps) > 0
+
+
 def _path_error(run: Run) -> float:
     """Return the error of the evidence along the path, by the spread of the islands.
 
@@ -63,8 +68,7 @@ def _path_error(run: Run) -> float:
     parameters have ascended on the particles, which biases it.
     """
     recursive = np.asarray(run.result.recursive, np.float64)
-    has_ascended = run.last_state is not None and int(run.last_state.num_steps) > 0
-    if has_ascended or not np.isfinite(recursive).all():
+    if _has_ascended(run) or not np.isfinite(recursive).all():
         return float("nan")
     spread = recursive.std(ddof=1)
     num_islands = run.fixed.settings.num_islands
@@ -156,6 +160,19 @@ def doubts(run: Run) -> list[str]:
             "mixed, or the posterior has several modes. Do not trust the log-evidence; "
             "take more particles, another parametrisation, or another reference."
         )
+    said += _evidence_doubts(run, found)
+    said += _open_params(run)
+    if found["shortfall"] > _SHORT:
+        said.append(
+            f"The parameters have not converged: the estimate is believed to be "
+            f"{found['shortfall']:.2g} nats short of the maximum. Take more steps."
+        )
+    return said
+
+
+def _evidence_doubts(run: Run, found: dict[str, float]) -> list[str]:
+    """Return a sentence for each reason to doubt the log-evidence."""
+    said = []
     islands = run.fixed.settings.num_islands
     if islands > 1 and np.isnan(found["log_evidence_se"]):
         said.append(
@@ -181,19 +198,14 @@ def doubts(run: Run) -> list[str]:
     )
     # Parameters that ascend on the particles bias what is found along the path, and where
     # the islands scatter, the logarithm of their mean is low by half the variance.
-    ascended = run.infos(ASCEND) is not None
-    slack = (5.0 if ascended else 1.5) + found["recursive_log_evidence_sd"] ** 2 / 2
+    slack = (5.0 if _has_ascended(run) else 1.5) + found[
+        "recursive_log_evidence_sd"
+    ] ** 2 / 2
     if islands > 1 and gap > slack + 2 * error:
         said.append(
             f"The log-evidence along the path, {found['recursive_log_evidence']:.2f}, and "
             f"the one estimated afresh, {found['log_evidence']:.2f}, disagree beyond their "
             "errors. Take more particles, or another reference."
-        )
-    said += _open_params(run)
-    if found["shortfall"] > _SHORT:
-        said.append(
-            f"The parameters have not converged: the estimate is believed to be "
-            f"{found['shortfall']:.2g} nats short of the maximum. Take more steps."
         )
     return said
 

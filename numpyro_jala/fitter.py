@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -19,15 +20,16 @@ from numpyro_jala.stages import Data, Fixed, problem_of
 from numpyro_jala.state import Problem, Settings
 
 
-class Fitter(Results):
+class Fitter(Results, ABC):
     """Holds a model, and remembers what its compiled functions hang on."""
 
     def __init__(self, model: Callable[..., Any]) -> None:
         self.model = model
         self._fixed: dict[Any, Fixed] = {}
 
+    @abstractmethod
     def _settings(self, layout: Layout) -> Settings:
-        raise NotImplementedError
+        """Return what compilations for this model depend on."""
 
     def _any_layout(self) -> Layout:
         if not self._fixed:

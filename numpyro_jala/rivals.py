@@ -40,21 +40,26 @@ class Rival(Fitter):
     """What the rivals share."""
 
     num_islands = 1
+    _in_sequence = False
 
     def __init__(
         self,
         model: Callable[..., Any],
-        optim: Any,
-        rule: Rule,
-        num_particles: int,
-        params_step_size: float,
+        optim: Any = None,
+        *,
+        step_size: float,
+        num_particles: int = 100,
     ) -> None:
-        options.check_rival(type(self).__name__, num_particles, rule.step_size)
+        options.check_rival(type(self).__name__, num_particles, step_size)
         super().__init__(model)
         self.optim = optim
+        self.step_size = step_size
         self.num_particles = num_particles
-        self._rule = rule
-        self._optimiser = em.as_optimiser(optim or optax.sgd(params_step_size))
+        self._optimiser = em.as_optimiser(optim or optax.sgd(step_size))
+
+    @property
+    def _rule(self) -> Rule:
+        return Rule(self.step_size, noise=0.0, in_sequence=self._in_sequence)
 
     def _settings(self, layout: Layout) -> Settings:
         return Settings(
@@ -140,15 +145,13 @@ class Rival(Fitter):
         run = self._run = Run(fixed, data, trace, args, kwargs, 0, weighs=False)
         for message in checks.cautions(trace, fixed.layout.is_noisy):
             warnings.warn(message, stacklevel=2)
-        params = self._first_params(fixed.layout, trace, init_params)
         state = init_state
         if state is None:
+            params = self._first_params(fixed.layout, trace, init_params)
             state = self._begin(start_key, fixed, data, params, init_particles)
         walk = partial(self._walk, run)
         state = driver.take_steps(run, state, num_steps, progress_bar, walk)
-        problem = problem_of(fixed, data)
-        found, _ = unweighted.evaluate(problem, state.mean_params, state.position)
-        self._finish(run, state, found.potential)
+        self._finish(run, state, _potential(fixed, data, state))
         return self.to_inference_data()
 
     def _walk(self, run: Run, state: State, num_steps: int) -> State:
@@ -231,6 +234,13 @@ def _walk(
     return new, infos
 
 
+@partial(jax.jit, static_argnums=0)
+def _potential(fixed: Fixed, data: Data, state: State) -> Array:
+    """Return the potential of every particle at the averaged parameters."""
+    problem = problem_of(fixed, data)
+    return unweighted.evaluate(problem, state.mean_params, state.position)[0].potential
+
+
 class PGD(Rival):
     """Particle gradient descent (Kuntz, Lim & Johansen 2023).
 
@@ -247,17 +257,6 @@ class PGD(Rival):
         All of them move at every step.
     """
 
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        optim: Any = None,
-        *,
-        step_size: float,
-        num_particles: int = 100,
-    ) -> None:
-        rule = Rule(step_size, 0.0, in_sequence=False)
-        super().__init__(model, optim, rule, num_particles, step_size)
-
 
 class IPLA(Rival):
     r"""Interacting particle Langevin algorithm (Akyildiz et al. 2025).
@@ -267,17 +266,10 @@ class IPLA(Rival):
     arguments are those of :class:`PGD`.
     """
 
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        optim: Any = None,
-        *,
-        step_size: float,
-        num_particles: int = 100,
-    ) -> None:
-        noise = float(2 * step_size / num_particles) ** 0.5
-        rule = Rule(step_size, noise, in_sequence=False)
-        super().__init__(model, optim, rule, num_particles, step_size)
+    @property
+    def _rule(self) -> Rule:
+        noise = (2 * self.step_size / self.num_particles) ** 0.5
+        return Rule(self.step_size, noise, in_sequence=False)
 
 
 class SFLA(Rival):
@@ -312,9 +304,14 @@ class SFLA(Rival):
     ) -> None:
         options.check_positive("separation", separation)
         options.check_positive("inverse_temperature", inverse_temperature)
-        noise = float(2 * step_size / inverse_temperature) ** 0.5
-        rule = Rule(step_size / separation, noise, in_sequence=False)
-        super().__init__(model, optim, rule, num_particles, step_size)
+        super().__init__(model, optim, step_size=step_size, num_particles=num_particles)
+        self.separation = separation
+        self.inverse_temperature = inverse_temperature
+
+    @property
+    def _rule(self) -> Rule:
+        noise = (2 * self.step_size / self.inverse_temperature) ** 0.5
+        return Rule(self.step_size / self.separation, noise, in_sequence=False)
 
 
 class SOUL(Rival):
@@ -324,13 +321,4 @@ class SOUL(Rival):
     then take one step on the average score. The arguments are those of :class:`PGD`.
     """
 
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        optim: Any = None,
-        *,
-        step_size: float,
-        num_particles: int = 100,
-    ) -> None:
-        rule = Rule(step_size, 0.0, in_sequence=True)
-        super().__init__(model, optim, rule, num_particles, step_size)
+    _in_sequence = True
