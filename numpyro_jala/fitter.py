@@ -23,8 +23,10 @@ from numpyro_jala.state import Problem, Settings
 class Fitter(Results, ABC):
     """Holds a model, and remembers what its compiled functions hang on."""
 
-    def __init__(self, model: Callable[..., Any]) -> None:
+    def __init__(self, model: Callable[..., Any], matmul_precision: str | None) -> None:
+        options.check_matmul_precision(matmul_precision)
         self.model = model
+        self.matmul_precision = matmul_precision
         self._fixed: dict[Any, Fixed] = {}
 
     @abstractmethod
@@ -57,7 +59,7 @@ class Fitter(Results, ABC):
             whole = split_call(args, kwargs, keep_arrays=True)[0]
             if whole in self._fixed:
                 return self._fixed[whole], [], trace
-        layout = lay_out(self.model, trace, args, kwargs)
+        layout = lay_out(self.model, trace, args, kwargs, self.matmul_precision)
         fixed = Fixed(layout, self._settings(layout))
         keeps_arrays = layout.call != call
         # What was made while JAX traces holds tracers, and serves only to name sites.

@@ -75,6 +75,10 @@ class JALAEM(Fitter):
     moves_per_temperature
         Moves of the particles between two rises of the temperature. More of them let very
         many latents keep up, so that the islands agree on the evidence along the path.
+    matmul_precision
+        Of the model's matrix products, as in :func:`jax.default_matmul_precision`. By
+        default the fastest that is right to float32, which the evidence needs: an
+        accelerator's own default is not.
     """
 
     def __init__(
@@ -90,6 +94,7 @@ class JALAEM(Fitter):
         ess_threshold: float = 0.5,
         reference: Any = "prior",
         moves_per_temperature: int = 1,
+        matmul_precision: str | None = None,
     ) -> None:
         options.check_options(
             num_particles,
@@ -100,7 +105,7 @@ class JALAEM(Fitter):
             ess_threshold,
         )
         options.check_count("moves_per_temperature", moves_per_temperature)
-        super().__init__(model)
+        super().__init__(model, matmul_precision)
         self.optim = optim
         self.num_particles = num_particles
         self.num_islands = num_islands

@@ -14,6 +14,7 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.primitives import Messenger
 
+from numpyro_jala import precision
 from numpyro_jala._typing import Array
 from numpyro_jala.call import split_call
 from numpyro_jala.model import Layout
@@ -55,7 +56,11 @@ class Watch(Messenger):  # type: ignore[misc]
 
 
 def lay_out(
-    model: Callable[..., Any], trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]
+    model: Callable[..., Any],
+    trace: Trace,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    matmul_precision: str | None = None,
 ) -> Layout:
     """Lay the sites of a trace out in flat vectors."""
     params = {n: s["value"] for n, s in trace.items() if s["type"] == "param"}
@@ -91,8 +96,12 @@ def lay_out(
         draws_discrete=bool(discrete)
         and not any(in_control_flow(latents[name]) for name in discrete),
         is_noisy=_is_noisy(model, params, args, kwargs),
+        precision=matmul_precision or precision.HIGHEST,
     )
-    _try(layout, split_call(args, kwargs, keep_arrays)[1])
+    arrays = split_call(args, kwargs, keep_arrays)[1]
+    _try(layout, arrays)
+    if matmul_precision is None:
+        layout = replace(layout, precision=_fastest(layout, arrays))
     return _hold_flat(layout, moved) if has_mask else layout
 
 
@@ -151,6 +160,12 @@ def _try(layout: Layout, arrays: list[Array]) -> None:
             f"The log-density of the model failed after site {watch.last_site!r}: "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+def _fastest(layout: Layout, arrays: list[Array]) -> str:
+    one = jnp.ones((), layout.anchor.dtype)
+    at = layout.init_params, one, layout.anchor
+    return precision.choose(jax.default_backend(), layout.joint(arrays), *at)
 
 
 def _hold_flat(layout: Layout, latents: Trace) -> Layout:

@@ -72,6 +72,8 @@ class Layout:
         Whether they can be drawn given the rest.
     is_noisy
         Whether the model asks for random numbers beside its sites.
+    precision
+        Of the model's matrix products, in JAX's words.
     """
 
     model: Callable[..., Any]
@@ -89,6 +91,7 @@ class Layout:
     enum_dim: int
     draws_discrete: bool
     is_noisy: bool
+    precision: str
 
     @property
     def dim(self) -> int:
@@ -145,7 +148,8 @@ class Layout:
                 model = handlers.seed(model, jax.random.key(0))
             if self.discrete:
                 model = _enumerate(model, self.enum_dim)
-            with Temper(temperature, self.latents):
+            exact = jax.default_matmul_precision(self.precision)
+            with exact, Temper(temperature, self.latents):
                 return potential_energy(
                     model, args, kwargs, latents, enum=bool(self.discrete)
                 )

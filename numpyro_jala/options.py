@@ -65,6 +65,17 @@ def check_count(name: str, value: int) -> None:
         raise ValueError(f"{name}={value!r} is not a whole number of at least 1.")
 
 
+def check_matmul_precision(name: str | None) -> None:
+    """Check that JAX knows a precision of matrix products."""
+    try:
+        with jax.default_matmul_precision(name):
+            pass
+    except ValueError as error:
+        raise ValueError(
+            f"matmul_precision={name!r} is not one that JAX knows: {error}"
+        ) from error
+
+
 def check_rival(name: str, num_particles: int, step_size: float) -> None:
     """Check what the algorithms without weights are given."""
     if num_particles < 1:

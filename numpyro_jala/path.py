@@ -26,6 +26,7 @@ from numpyro_jala.adaptation import (
 from numpyro_jala.geometry import others_factor
 from numpyro_jala.langevin import Kernel
 from numpyro_jala.planning import plan
+from numpyro_jala.precision import exactly
 from numpyro_jala.resampling import SCHEMES
 from numpyro_jala.smc import Cloud, Target
 from numpyro_jala.state import (
@@ -49,6 +50,7 @@ def _evaluate(
     return smc.evaluate(problem.potential_fn, target, position, settings.newton)
 
 
+@exactly
 def start(
     rng_key: PRNGKey,
     problem: Problem,
@@ -141,6 +143,7 @@ def _next_target(
     return target, standing
 
 
+@exactly
 def step(
     problem: Problem,
     settings: Settings,

@@ -51,7 +51,9 @@ class Rival(Fitter):
         num_particles: int = 100,
     ) -> None:
         options.check_rival(type(self).__name__, num_particles, step_size)
-        super().__init__(model)
+        # Without an evidence the gradients need no more digits than the user asked for.
+        default = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+        super().__init__(model, default or "default")
         self.optim = optim
         self.step_size = step_size
         self.num_particles = num_particles

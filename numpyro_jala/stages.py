@@ -18,6 +18,7 @@ from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.evidence import Gaussian
 from numpyro_jala.information import Moments, moments
 from numpyro_jala.model import Layout
+from numpyro_jala.precision import exactly
 from numpyro_jala.resampling import systematic
 from numpyro_jala.smc import Target
 from numpyro_jala.state import CLIMB, HOLD, REST, Info, Problem, Settings, State, no_info
@@ -59,6 +60,7 @@ def problem_of(fixed: Fixed, data: Data) -> Problem:
 
 
 @partial(jax.jit, static_argnums=0)
+@exactly
 def start(fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array) -> State:
     """Draw a cloud from the reference."""
     layout, settings = fixed
@@ -72,6 +74,7 @@ def start(fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array) -> State:
 
 
 @partial(jax.jit, static_argnums=0)
+@exactly
 def start_given(
     fixed: Fixed,
     rng_key: PRNGKey,
@@ -139,6 +142,7 @@ def anneal(fixed: Fixed, data: Data, state: State) -> State:
 
 
 @partial(jax.jit, static_argnums=0)
+@exactly
 def estimate(
     fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array, clouds: list[smc.Cloud]
 ) -> tuple[evidence.Bridge, Array]:
@@ -211,6 +215,7 @@ def settle(fixed: Fixed, data: Data, state: State) -> tuple[Array, evidence.Brid
 
 
 @partial(jax.jit, static_argnums=0)
+@exactly
 def louis(
     fixed: Fixed, data: Data, params: Array, cloud: smc.Cloud, follows: Array
 ) -> Moments:
@@ -221,6 +226,7 @@ def louis(
 
 
 @partial(jax.jit, static_argnums=0)
+@exactly
 def constrain(
     fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array, position: Array
 ) -> dict[str, Array]:
@@ -234,6 +240,7 @@ def constrain(
 
 
 @partial(jax.jit, static_argnums=0)
+@exactly
 def predict(
     fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array, position: Array
 ) -> tuple[dict[str, Array], dict[str, Array]]:

@@ -1,0 +1,70 @@
+"""How exactly matrices are multiplied, where a device would round their entries.
+
+Accelerators round the factors of a product of float32 matrices unless told otherwise. A
+gradient can bear that. A potential of some thousand nats cannot: it would be off by nats,
+and the evidence with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_jala._typing import Array, Potential
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+#: Exact to float32 everywhere.
+HIGHEST = "highest"
+#: As exact and about twice as fast on large matrices: three products of halved digits.
+THREE_PASSES = "BF16_BF16_F32_X3"
+#: With fewer latents than this their products are too small to gain by it.
+_MANY_LATENTS = 1_000
+
+
+def exactly(function: Function) -> Function:
+    """Multiply matrices in float32, whatever the default is."""
+
+    @wraps(function)
+    def exact(*args: Any, **kwargs: Any) -> Any:
+        with jax.default_matmul_precision(HIGHEST):
+            return function(*args, **kwargs)
+
+    return exact  # type: ignore[return-value]
+
+
+def choose(
+    platform: str,
+    potential: Potential,
+    params: Array,
+    temperature: Array,
+    position: Array,
+) -> str:
+    """Return the fastest precision at which a potential is right to float32."""
+    if platform != "gpu" or position.size < _MANY_LATENTS:
+        return HIGHEST
+    jaxpr = jax.make_jaxpr(potential)(params, temperature, position)
+    plain = _has_plain_products(jaxpr.jaxpr)
+    return THREE_PASSES if plain else HIGHEST
+
+
+def _has_plain_products(jaxpr: Any) -> bool:
+    """Tell whether all products are of float32 matrices, and none is a convolution."""
+    for equation in jaxpr.eqns:
+        name, inputs = equation.primitive.name, equation.invars
+        if name == "conv_general_dilated":
+            return False
+        if name == "dot_general" and any(v.aval.dtype != jnp.float32 for v in inputs):
+            return False
+        for value in jax.tree.leaves(equation.params, is_leaf=_is_jaxpr):
+            if _is_jaxpr(value) and not _has_plain_products(getattr(value, "jaxpr", value)):
+                return False
+    return True
+
+
+def _is_jaxpr(value: Any) -> bool:
+    return hasattr(value, "eqns") or hasattr(value, "jaxpr")

@@ -1,0 +1,137 @@
+"""Matrix products are exact to float32, whatever the device's default is."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import lax, random
+
+from numpyro_jala import JALAEM, PGD, path
+from numpyro_jala.precision import HIGHEST, THREE_PASSES, choose, exactly
+from numpyro_jala.state import ASCEND
+
+MANY = jnp.zeros(1_024)
+
+
+def chosen(potential, position=MANY, platform="gpu"):
+    return choose(platform, potential, jnp.zeros(0), jnp.ones(()), position)
+
+
+def network(params, temperature, x):
+    layers = x.reshape(2, 16, 32)
+    return temperature * jnp.sum((layers[0] @ layers[1].T) ** 2)
+
+
+def scanned(params, temperature, x):
+    def body(total, row):
+        return total + row @ row, None
+
+    return lax.scan(body, 0.0, x.reshape(32, 32))[0]
+
+
+def convolved(params, temperature, x):
+    image = x.reshape(1, 1, 32, 32)
+    return jnp.sum(lax.conv(image, image[..., :3, :3], (1, 1), "SAME"))
+
+
+def counted(params, temperature, x):
+    def body(total, row):
+        counts = row.astype(int)
+        return total + counts @ counts, None
+
+    return lax.scan(body, 0, x.reshape(32, 32))[0].astype(float)
+
+
+def test_three_passes_serve_large_products_on_a_gpu_alone():
+    assert chosen(network) == chosen(scanned) == THREE_PASSES
+    assert chosen(network, platform="cpu") == HIGHEST
+    assert chosen(network, platform="tpu") == HIGHEST
+    assert chosen(lambda p, t, x: x @ x, jnp.zeros(999)) == HIGHEST
+
+
+@pytest.mark.parametrize("potential", [convolved, counted])
+def test_what_three_passes_cannot_do_is_left_to_the_highest(potential):
+    assert chosen(potential) == HIGHEST
+
+
+def regression(x, y):
+    scale = numpyro.param("scale", 1.0)
+    w = numpyro.sample("w", dist.Normal(jnp.zeros(3), scale).to_event(1))
+    numpyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+
+def products(jaxpr):
+    """Return the precisions of all matrix products, by whether they touch the data."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            shapes = [v.aval.shape for v in equation.invars]
+            yield any(11 in shape for shape in shapes), str(equation.params["precision"])
+        leaves = jax.tree.leaves(equation.params, is_leaf=lambda v: hasattr(v, "eqns"))
+        for value in leaves:
+            if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+                yield from products(getattr(value, "jaxpr", value))
+
+
+DATA = np.arange(33.0).reshape(11, 3) / 33, np.linspace(-1, 1, 11)
+
+
+def precisions_in(step_fn, state):
+    """Return the precisions in a step, of products with data (11 rows) and without."""
+    with jax.default_matmul_precision("bfloat16"):
+        found = set(products(jax.make_jaxpr(step_fn)(state).jaxpr))
+    return {p for is_data, p in found if is_data}, {
+        p for is_data, p in found if not is_data
+    }
+
+
+def precisions_of(jala):
+    state = jala.init(random.key(0), *DATA)
+    problem, settings = jala._problem(DATA, {})
+    stage = jnp.asarray(ASCEND)
+    goal = state.target.params
+    return precisions_in(
+        lambda s: path.step(problem, settings, s, stage, goal, stage), state
+    )
+
+
+def test_a_step_is_exact_whatever_the_default():
+    with_data, without = precisions_of(JALAEM(regression, num_particles=16))
+    assert with_data == without == {"(Precision.HIGHEST, Precision.HIGHEST)"}
+
+
+def test_the_user_can_choose_the_precision_of_the_model():
+    jala = JALAEM(regression, num_particles=16, matmul_precision="tensorfloat32")
+    with_data, without = precisions_of(jala)
+    assert with_data == {"(Precision.HIGH, Precision.HIGH)"}
+    assert without == {"(Precision.HIGHEST, Precision.HIGHEST)"}
+
+
+def test_algorithms_without_evidence_keep_the_default():
+    with jax.default_matmul_precision("tensorfloat32"):
+        rival = PGD(regression, step_size=0.1, num_particles=4)
+    problem, _ = rival._problem(DATA, {})
+    with_data, _ = precisions_in(
+        lambda x: problem.potential_fn(jnp.ones(1), jnp.ones(()), x), jnp.ones(3)
+    )
+    assert with_data == {"(Precision.HIGH, Precision.HIGH)"}
+
+
+def test_an_unknown_precision_is_refused():
+    with pytest.raises(ValueError, match="matmul_precision='exact' is not one that JAX"):
+        JALAEM(regression, matmul_precision="exact")
+
+
+def test_exactly_keeps_the_name_and_ends():
+    @exactly
+    def multiply(a):
+        return a @ a
+
+    before = jax.config.jax_default_matmul_precision
+    jaxpr = jax.make_jaxpr(multiply)(jnp.eye(2))
+    assert {p for _, p in products(jaxpr.jaxpr)} == {
+        "(Precision.HIGHEST, Precision.HIGHEST)"
+    }
+    assert multiply.__name__ == "multiply"
+    assert jax.config.jax_default_matmul_precision == before
