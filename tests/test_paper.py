@@ -112,7 +112,7 @@ def test_folds_share_no_rows(experiment):
 def test_logistic_regression_is_compared(experiment, monkeypatch, tmp_path, capsys):
     few = dict(grid=1, tuning_steps=10, most_steps=20, repeats=2, repeat_steps=20)
     module = experiment("logistic")
-    run(module, monkeypatch, tmp_path, **few, reference_particles=128, particles=10)
+    run(module, monkeypatch, tmp_path, **few, reference_particles=128, parts=10)
     assert "JALAEM, defaults" in capsys.readouterr().out
     assert (tmp_path / "logistic.png").exists()
 

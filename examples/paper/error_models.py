@@ -223,12 +223,30 @@ def measure(options, fits, truth, size):
         "truth": truth,
         "size": size,
         "trials": options.trials,
-        "correct": {kind: int((m > 0).sum()) for kind, m in margins.items()},
         "margin": {kind: m.tolist() for kind, m in margins.items()},
         "margin_se": errors.tolist(),
         "paths": {name: path[0].tolist() for name, path in paths["exact start"].items()},
     }
-    save(options, f"truth_{truth}_{size}", found)
+    save(options, f"truth_{truth}_{size}_{options.seed}", found)
+
+
+def merge(parts):
+    """Join the parts of each truth and size, which differ in their seeds."""
+    cells = {}
+    for part in parts:
+        cells.setdefault((part["truth"], part["size"]), []).append(part)
+    return [
+        {
+            "truth": truth,
+            "size": size,
+            "margin": {
+                kind: np.concatenate([part["margin"][kind] for part in together])
+                for kind in together[0]["margin"]
+            },
+            "paths": together[0]["paths"],
+        }
+        for (truth, size), together in cells.items()
+    ]
 
 
 def plot(cells, path):
@@ -256,13 +274,13 @@ def plot(cells, path):
 
 def report(folder):
     """Print the table and draw the figure of all that lies in a folder."""
-    cells = load(folder, "truth_*.json")
+    cells = merge(load(folder, "truth_*.json"))
     plot(cells, folder / "error_models.png")
     rows = [
         [
             cell["truth"],
             cell["size"],
-            *(f"{count} of {cell['trials']}" for count in cell["correct"].values()),
+            *(f"{np.sum(m > 0)} of {len(m)}" for m in cell["margin"].values()),
             f"{PAPER[cell['truth']]} %" if cell["size"] == 500 else "",
         ]
         for cell in cells

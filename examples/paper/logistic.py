@@ -15,7 +15,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
-from common import DATA, ascend, load, parse, print_table, save, vectorise
+from common import DATA, ascend, fit_many, load, parse, print_table, save, vectorise
 from jax import random
 from matplotlib.figure import Figure
 from scipy.stats import gaussian_kde, wasserstein_distance
@@ -155,10 +155,11 @@ def tune(options, name, num_particles, x, y, rng):
         )
         return log_predictive(*fit[1:], new_x, new_y)
 
-    keys = random.split(random.key(options.seed), len(cases))
     data = (x[kept][fold], y[kept][fold], x[judged][fold], y[judged][fold])
     numbers = (step_size.astype(np.float32), rate.astype(np.float32))
-    found = np.asarray(vectorise(judge)((keys, *numbers, *data)))
+    label = f"{num_particles} particles: {name} is tuned"
+    batch = 3 * options.grid
+    found = fit_many(vectorise(judge), options.seed, (*numbers, *data), batch, label)
     score = np.nan_to_num(found, nan=-np.inf).reshape(-1, 3).mean(-1)
     best = 3 * int(score.argmax())
     return {
@@ -181,9 +182,11 @@ def timed(options, name, num_particles, tuned, data):
     path, particles, weight = jax.block_until_ready(fit(*arguments))
     per_step = (time.perf_counter() - start) / options.most_steps
     shown = min(options.most_steps, int(options.seconds / per_step))
+    every = -(-shown // 500)
     return {
         "per_step": per_step,
-        "theta": np.asarray(path, float)[:shown].tolist(),
+        "every": every,
+        "theta": np.asarray(path, float)[:shown:every].tolist(),
         "particles": np.asarray(particles[:, SHOWN], float).tolist(),
         "weight": np.asarray(weight, float).tolist(),
     }
@@ -192,7 +195,7 @@ def timed(options, name, num_particles, tuned, data):
 def repeat(options, name, num_particles, tuned, data, reference):
     """Return errors of theta and distances to the posterior over many seeds."""
 
-    def fit(rng_key):
+    def fit(rng_key, _):
         numbers = jnp.float32(tuned["step_size"]), jnp.float32(tuned["rate"])
         num_steps = options.repeat_steps
         path, particles, weight = FITS[name](
@@ -201,8 +204,11 @@ def repeat(options, name, num_particles, tuned, data, reference):
         last = path[-1] if name not in TUNED else jnp.mean(path[num_steps // 2 :])
         return last, particles[:, SHOWN], weight
 
-    keys = random.split(random.key(options.seed + 1), options.repeats)
-    theta, particles, weight = jax.device_get(vectorise(fit)((keys,)))
+    label = f"{num_particles} particles: {name} is repeated"
+    count, batch = np.arange(options.repeats), -(-options.repeats // 5)
+    theta, particles, weight = fit_many(
+        vectorise(fit), options.seed + 1, (count,), batch, label
+    )
     sd = np.std(reference["w"])
     distance = [
         wasserstein_distance(p, reference["w"], u_weights=w) / sd
@@ -252,7 +258,7 @@ def plot(parts, path):
         reference = np.asarray(part["reference"]["w"])
         grid = np.linspace(reference.min(), reference.max(), 200)
         for name, run in part["runs"].items():
-            seconds = run["per_step"] * np.arange(1, len(run["theta"]) + 1)
+            seconds = run["per_step"] * (1 + run["every"] * np.arange(len(run["theta"])))
             (line,) = left.plot(seconds, run["theta"], lw=1, label=name)
             kde = gaussian_kde(run["particles"], weights=run["weight"])
             right.plot(grid, kde(grid), color=line.get_color(), label=name)
@@ -268,7 +274,8 @@ def plot(parts, path):
 def report(folder):
     """Print the tables and draw the figure of what lies in a folder."""
     parts = load(folder, "particles_*.json")
-    plot(parts, folder / "logistic.png")
+    if parts:
+        plot(parts, folder / "logistic.png")
     rows = []
     for part in parts:
         for name, found in part["repeats"].items():
@@ -325,21 +332,22 @@ def main():
         repeat_steps=400,
         correction_steps=4_000,
         reference_particles=1_024,
-        particles="",
+        parts="10",
     )
     if options.full:
         options.grid, options.tuning_steps = 10, 500
         options.seconds, options.most_steps, options.repeats = 5.0, 5_000, 100
         options.repeat_steps = 1_000
         options.reference_particles = 8_192
+        options.parts = "100,50,10,correction" if options.parts == "10" else options.parts
     x, y = read_data()
     rows, _ = split(np.random.default_rng(options.seed), y, 0.8)
     data = (x[rows], y[rows])
-    reference = long_run(options, data)
-    numbers = [int(n) for n in options.particles.split(",") if n]
-    for num_particles in numbers or ([100, 50, 10] if options.full else [10]):
-        measure(options, num_particles, data, reference)
-    if options.full:
+    reference = long_run(options, data) if options.parts != "correction" else None
+    for part in options.parts.split(","):
+        if part != "correction":
+            measure(options, int(part), data, reference)
+    if "correction" in options.parts:
         save(options, "correction", {"theta": correction(options, (x, y))})
     report(options.output)
 

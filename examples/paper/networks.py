@@ -4,7 +4,7 @@ The scales of both layers' priors are estimated. First all algorithms run as in 
 with a step size of 0.1 for everything; then JALAEM goes a path on which its weights stay
 alive, and compares networks of different widths by their evidence. ``python
 examples/paper/networks.py`` trains a small network in two minutes; ``--full`` is for a
-GPU, where ``JAX_DEFAULT_MATMUL_PRECISION=highest`` is needed for the evidence.
+GPU.
 """
 
 import jax
