@@ -244,7 +244,9 @@ def find_heaps(draws: np.ndarray, columns: dict[str, np.ndarray]) -> dict[str, f
         The site's largest share of draws that equal another one.
     """
     ordered = np.sort(draws, axis=0)
-    shares = np.mean(np.diff(ordered, axis=0) == 0, axis=0)
+    counts = np.sum(np.diff(ordered, axis=0) == 0, axis=0)
+    # Of a million numbers two are the same by chance.
+    shares = np.where(counts > 1, counts, 0) / max(1, len(draws) - 1)
     worst = {name: shares[index].max(initial=0.0) for name, index in columns.items()}
     return {name: float(share) for name, share in worst.items() if share > _HEAP}
 

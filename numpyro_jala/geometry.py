@@ -14,6 +14,8 @@ from numpyro_jala.adaptation import (
 #: A regression on the positions needs this many particles for each coordinate.
 _DRAWS_PER_DIM = 2
 _TINY = 1e-20
+#: Scales that fall to less than this share within a few moves are those of copies.
+_COLLAPSED = 1e-3
 
 
 def can_regress(weight: Array, dim: int) -> bool:
@@ -120,3 +122,19 @@ def others_factor(weight: Array, position: Array, gradient: Array, dense: bool) 
     factor = by_island(curvature_factor, covariance, cross, spread, num_draws)
     found = jnp.isfinite(factor).all((1, 2), keepdims=True)
     return jnp.where(found, factor, plain)
+
+
+def is_collapsed(factor: Array, last: Array) -> Array:
+    """Tell for which islands a factor is no use, as the rest are copies of a particle.
+
+    Few particles may all descend from one for a while. Their spread then says nothing.
+    The result broadcasts against the factors.
+    """
+    dense = factor.ndim == 3
+    scale, last_scale = (
+        jnp.diagonal(f, axis1=1, axis2=2) if dense else f for f in (factor, last)
+    )
+    lost = (scale < _COLLAPSED * last_scale).any(-1) | ~jnp.isfinite(factor).all(
+        (1, 2) if dense else 1
+    )
+    return lost[:, None, None] if dense else lost[:, None]

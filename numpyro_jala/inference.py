@@ -41,6 +41,7 @@ class Fit(NamedTuple):
     params: dict[str, Tree]  # constrained
     log_evidence: Array  # ()
     standard_error: Array  # (), of the log-evidence
+    state: State  # at rest: its weighted particles stand for the posterior there
 
 
 class JALAEM(Fitter):
@@ -167,9 +168,10 @@ class JALAEM(Fitter):
         """
         options.check_can_bridge(self.num_islands)
         fixed, arrays, _ = self._inspect(random.key(0), args, kwargs)
-        params, bridge = stages.settle(fixed, Data(arrays, None), state)
+        params, bridge, state = stages.settle(fixed, Data(arrays, None), state)
         values = fixed.layout.constrain_params(params)
-        return Fit(values, jnp.asarray(bridge.log_evidence), bridge.standard_error)
+        log_evidence = jnp.asarray(bridge.log_evidence)
+        return Fit(values, log_evidence, bridge.standard_error, state)
 
     # -- the run ------------------------------------------------------------------------
 

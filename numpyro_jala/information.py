@@ -148,9 +148,12 @@ def combine(all_moments: list[Moments]) -> Information:
         np.mean(np.asarray(parts, np.float64), axis=0)
         for parts in zip(*all_moments, strict=True)
     )
-    alive = np.isfinite(score).all(1)
-    if alive.any():
-        score, outer, curvature = score[alive], outer[alive], curvature[alive]
+    squares = np.isfinite(outer + curvature).all((1, 2))
+    alive = np.isfinite(score).all(1) & squares
+    if not alive.any():
+        nan = np.full_like(outer[0], np.nan)
+        return Information(nan[0], nan, nan, nan)
+    score, outer, curvature = score[alive], outer[alive], curvature[alive]
     mean = score.mean(0)
     cross = score[:, :, None] * mean
     covariance = outer - cross - np.swapaxes(cross, 1, 2) + np.outer(mean, mean)

@@ -11,6 +11,8 @@ import numpy as np
 from numpyro_jala.model import Layout
 from numpyro_jala.resampling import SCHEMES
 
+#: Particles of an island: of two, the effective sample size cannot fall below a half.
+_FEWEST = 4
 PRECONDITIONERS = ("auto", "dense", "diagonal", None)
 
 
@@ -29,10 +31,12 @@ def check_options(
             f"{num_islands}, and islands have equally many particles. Take "
             f"num_particles={max(1, num_particles // max(num_islands, 1)) * num_islands}."
         )
-    if num_particles // num_islands < 2 and num_islands > 1:
+    size = num_particles // num_islands
+    if num_islands > 1 and size < _FEWEST:
         raise ValueError(
-            f"num_particles={num_particles} in num_islands={num_islands} leaves one "
-            "particle to an island, whose weights then say nothing. Take more particles."
+            f"num_particles={num_particles} in num_islands={num_islands} makes islands of "
+            f"{size}, whose weights say little. Take num_particles of at least "
+            f"{_FEWEST * num_islands}, or fewer islands."
         )
     if num_islands < 2 and (step_size is None or preconditioner is not None):
         what = "step_size=None" if step_size is None else f"{preconditioner=}"

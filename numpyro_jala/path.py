@@ -18,12 +18,13 @@ from numpyro_jala.adaptation import (
     MOVE_VARIANCE,
     TEST_STRETCH,
     gaussian_step_size,
+    others,
     others_mean,
     refusal_variance,
     step_size_vote,
     weight_variance,
 )
-from numpyro_jala.geometry import others_factor
+from numpyro_jala.geometry import is_collapsed, others_factor
 from numpyro_jala.langevin import Kernel
 from numpyro_jala.planning import plan
 from numpyro_jala.precision import exactly
@@ -31,6 +32,8 @@ from numpyro_jala.resampling import SCHEMES
 from numpyro_jala.smc import Cloud, Target
 from numpyro_jala.state import (
     ASCEND,
+    CLIMB,
+    HOLD,
     REST,
     Info,
     Plan,
@@ -113,13 +116,21 @@ def _kernel(
         columns.append(jnp.broadcast_to(params_change, shape))
     change = jnp.concatenate(columns, -1)
     shift = -jnp.einsum("jdc,jc->jd", state.plan.transport_shift, change)
-    step_size = jnp.exp(state.log_step_size)
+    own = state.log_step_size
+    step_size = jnp.exp(own)
     if settings.step_size is None:
         alive = jnp.isfinite(state.cloud.log_weight).any(-1)
-        step_size = jnp.exp(others_mean(state.log_step_size, alive))
+        vote = jnp.where(others(alive) > 0, others_mean(own, alive), own)
+        step_size = jnp.exp(vote)
     else:
         stretch = jnp.minimum(stretch, 1.0)
     return Kernel(stretch * step_size, state.factor, shift), change
+
+
+def _moves_target(settings: Settings, state: State, stage: Array) -> Array:
+    """Tell whether the next step goes to the planned target."""
+    period = jnp.where(stage == REST, 2, 1 + settings.moves_per_temperature)
+    return (stage == ASCEND) | (state.num_moves % period == 0)
 
 
 def _next_target(
@@ -133,8 +144,7 @@ def _next_target(
     """
     resting = stage == REST
     arrived = resting & (wait <= 0)
-    period = jnp.where(resting, 2, 1 + settings.moves_per_temperature)
-    standing = (stage != ASCEND) & (arrived | (state.num_moves % period > 0))
+    standing = arrived | ~_moves_target(settings, state, stage)
     here, turns = state.target.params, (wait + 1) // 2
     approach = here + (goal - here) / jnp.maximum(turns, 1)
     params = jnp.where(resting, approach, state.plan.target.params)
@@ -190,7 +200,13 @@ def step(
         optim_state=state.optim_state,
         mean_params=jnp.where(ascending, mean, target.params),
     )
-    planned, optim_state = plan(problem, settings, moved, score_fn, stage)
+    # Between two temperatures the plan would not be carried out.
+    anneals = ((stage == CLIMB) | (stage == HOLD)) & jnp.any(target.temperature < 1)
+    planned, optim_state = lax.cond(
+        ~anneals | _moves_target(settings, moved, stage),
+        lambda: plan(problem, settings, moved, score_fn, stage),
+        lambda: (moved.plan, moved.optim_state),
+    )
     scheme = SCHEMES[settings.resampling]
     cloud, resampled = smc.resample(resample_key, cloud, scheme, settings.ess_threshold)
     new = moved._replace(plan=planned, cloud=cloud, optim_state=optim_state)
@@ -235,8 +251,9 @@ def _refresh_factor(settings: Settings, state: State, cloud: Cloud) -> Array:
         return state.factor
     dense = settings.preconditioner == "dense"
     weight = normalise(cloud.log_weight)
-    return lax.cond(
-        state.num_moves % _FACTOR_EVERY == 0,
-        lambda: others_factor(weight, cloud.position, cloud.gradient, dense),
-        lambda: state.factor,
-    )
+
+    def fresh() -> Array:
+        factor = others_factor(weight, cloud.position, cloud.gradient, dense)
+        return jnp.where(is_collapsed(factor, state.factor), state.factor, factor)
+
+    return lax.cond(state.num_moves % _FACTOR_EVERY == 0, fresh, lambda: state.factor)

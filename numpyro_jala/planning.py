@@ -82,11 +82,8 @@ def _newton_step(
         return score, score, newton, zero, zero
     tempered = jnp.any(temperature < 1)
     within, moments = _covariances(weight, carried.rate)
-    # Near the maximum the second derivative hardly changes. While annealing, only the
-    # plans are carried out that are made when the target is about to move.
-    period = settings.moves_per_temperature + 1
-    is_used = state.num_moves % jnp.where(tempered, period, _HESSIAN_EVERY) == 0
-    due = is_used | (~tempered & (state.plan.cost > 0.02))
+    # Near the maximum the second derivative hardly changes.
+    due = tempered | (state.num_moves % _HESSIAN_EVERY == 0) | (state.plan.cost > 0.02)
     complete = lax.cond(
         due,
         lambda: em.hessian(

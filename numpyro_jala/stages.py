@@ -185,7 +185,7 @@ def best_params(fixed: Fixed, state: State) -> Array:
     return jnp.where(is_near & (state.num_steps > 0), state.mean_params, params)
 
 
-def settle(fixed: Fixed, data: Data, state: State) -> tuple[Array, evidence.Bridge]:
+def settle(fixed: Fixed, data: Data, state: State) -> tuple[Array, evidence.Bridge, State]:
     """Rest at the estimate and find the evidence there, in one go."""
     problem, stage = problem_of(fixed, data), jnp.asarray(REST)
     params = best_params(fixed, state)
@@ -203,15 +203,13 @@ def settle(fixed: Fixed, data: Data, state: State) -> tuple[Array, evidence.Brid
         return current, current.cloud
 
     state = rest(state._replace(rng_key=rng_key), SETTLE, SETTLE if params.size else 0)
-    _, kept = lax.scan(keep, state, length=CLOUDS)
+    state, kept = lax.scan(keep, state, length=CLOUDS)
     clouds = [jax.tree.map(lambda leaf, i=i: leaf[i], kept) for i in range(CLOUDS)]
     bridge, level = estimate(fixed, bridge_key, data, params, clouds)
-    return params, evidence.Bridge(
-        bridge.log_evidence - level,
-        bridge.standard_error,
-        bridge.overlap,
-        bridge.islands - level,
+    bridge = bridge._replace(
+        log_evidence=bridge.log_evidence - level, islands=bridge.islands - level
     )
+    return params, bridge, state
 
 
 @partial(jax.jit, static_argnums=0)

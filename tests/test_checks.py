@@ -263,7 +263,7 @@ def test_non_finite_start():
 
 
 def test_particles_of_other_names_or_sizes():
-    jala = JALAEM(normal_means, num_particles=16)
+    jala = JALAEM(normal_means, num_particles=16, num_islands=4)
     for given, match in (
         ({"z": np.zeros(16)}, "names"),
         ({"x": np.zeros((3, 6))}, "shape"),
@@ -283,7 +283,7 @@ def test_particles_of_other_names_or_sizes():
         (dict(resampling="best"), "not one of"),
         (dict(ess_threshold=2.0), "between 0"),
         (dict(moves_per_temperature=0), "moves_per_temperature=0 is not a whole number"),
-        (dict(num_particles=8), "one particle"),
+        (dict(num_particles=24), "islands of 3.*at least 32"),
     ],
 )
 def test_options(options, match):

@@ -96,3 +96,17 @@ def test_many_draws_are_hardly_shrunk_and_few_are():
     factor = geometry.shrunk_factor(covariance, 10.0)
     expected = 1.2 * (1 - 0.6 / 0.72)
     np.testing.assert_allclose((factor @ factor.T)[0, 1], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_copies_of_a_particle_tell_nothing_of_the_spread(dense):
+    weight, position, gradient, _ = gaussian_cloud()
+    last = geometry.others_factor(weight, position, gradient, dense)
+    # All but island 1 descend from one particle; island 1 sees nothing but copies.
+    copies = jnp.broadcast_to(position[0, 0], position.shape).at[1].set(position[1])
+    fresh = geometry.others_factor(weight, copies, gradient, dense)
+    lost = geometry.is_collapsed(fresh, last)
+    assert lost.shape == (NUM_ISLANDS, *(1,) * (last.ndim - 1))
+    assert list(lost.ravel()) == [False, True, False, False]
+    assert not geometry.is_collapsed(last * 0.01, last).any()
+    assert geometry.is_collapsed(last.at[2].set(jnp.nan), last).ravel()[2]

@@ -97,12 +97,12 @@ def precisions_of(jala):
 
 
 def test_a_step_is_exact_whatever_the_default():
-    with_data, without = precisions_of(JALAEM(regression, num_particles=16))
+    with_data, without = precisions_of(JALAEM(regression, num_particles=32))
     assert with_data == without == {"(Precision.HIGHEST, Precision.HIGHEST)"}
 
 
 def test_the_user_can_choose_the_precision_of_the_model():
-    jala = JALAEM(regression, num_particles=16, matmul_precision="tensorfloat32")
+    jala = JALAEM(regression, num_particles=32, matmul_precision="tensorfloat32")
     with_data, without = precisions_of(jala)
     assert with_data == {"(Precision.HIGH, Precision.HIGH)"}
     assert without == {"(Precision.HIGHEST, Precision.HIGHEST)"}

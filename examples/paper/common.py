@@ -42,8 +42,17 @@ def save(options, name, result):
     made_by["device"] = jax.devices()[0].device_kind
     whole = {"seed": options.seed, "made_by": made_by, **result}
     path = options.output / f"{name}.json"
-    path.write_text(json.dumps(whole) + "\n")
+    path.write_text(json.dumps(_shorten(whole)) + "\n")
     print(f"wrote {path}")
+
+
+def _shorten(value):
+    """Keep seven digits of each number."""
+    if isinstance(value, float):
+        return float(f"{value:.7g}")
+    if isinstance(value, dict):
+        return {key: _shorten(entry) for key, entry in value.items()}
+    return [_shorten(entry) for entry in value] if isinstance(value, list) else value
 
 
 def load(folder, pattern):
@@ -51,11 +60,10 @@ def load(folder, pattern):
     return [json.loads(path.read_text()) for path in sorted(folder.glob(pattern))]
 
 
-def print_table(heads, rows):
-    """Print a table in Markdown."""
+def table(heads, rows):
+    """Return a table in Markdown."""
     lines = [heads, ["---"] * len(heads), *rows]
-    for line in lines:
-        print("| " + " | ".join(str(cell) for cell in line) + " |")
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines) + "\n"
 
 
 def batches(tree, size):

@@ -17,8 +17,8 @@ from common import (
     fit_many,
     load,
     parse,
-    print_table,
     save,
+    table,
     vectorise,
 )
 from jax import lax, random
@@ -188,7 +188,7 @@ def default_fit(name, num_steps):
     def fit(rng_key, features, y):
         state = jala.init(rng_key, features, y)
         state, _ = ascend(jala, state, num_steps, features, y)
-        return jala.finish(state, features, y)
+        return jala.finish(state, features, y)._replace(state=None)
 
     return vectorise(fit)
 
@@ -272,10 +272,14 @@ def plot(cells, path):
     figure.savefig(path, dpi=130)
 
 
-def report(folder):
-    """Print the table and draw the figure of all that lies in a folder."""
+def draw(folder):
+    """Draw the figure of all that lies in a folder."""
+    plot(merge(load(folder, "truth_*.json")), folder / "error_models.png")
+
+
+def tables(folder):
+    """Return the table of all that lies in a folder."""
     cells = merge(load(folder, "truth_*.json"))
-    plot(cells, folder / "error_models.png")
     rows = [
         [
             cell["truth"],
@@ -286,7 +290,7 @@ def report(folder):
         for cell in cells
     ]
     heads = ["truth", "data", "paper's settings", "from exact draws", "defaults", "paper"]
-    print_table(heads, rows)
+    return table(heads, rows)
 
 
 def main():
@@ -300,7 +304,8 @@ def main():
     for size in sizes or ([500, 1500] if options.full else [500]):
         for truth in MODELS:
             measure(options, fits, truth, size)
-    report(options.output)
+    draw(options.output)
+    print(tables(options.output))
 
 
 if __name__ == "__main__":

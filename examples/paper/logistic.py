@@ -15,7 +15,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
-from common import DATA, ascend, fit_many, load, parse, print_table, save, vectorise
+from common import DATA, ascend, fit_many, load, parse, save, table, vectorise
 from jax import random
 from matplotlib.figure import Figure
 from scipy.stats import gaussian_kde, wasserstein_distance
@@ -24,6 +24,8 @@ from numpyro_jala import JALAEM, PGD, SOUL
 
 PRIOR_VARIANCE = 5.0
 RATES = [0.05, 0.1, 0.15]
+#: Of the likelihood of all 683 rows, by quadrature; good to 0.0002.
+MAXIMUM = 0.98686
 SHOWN = 1  # the weight that the paper shows, its second
 TUNED = ["JALA-EM", "PGD", "SOUL"]
 LABELS = [*TUNED, "JALAEM, defaults"]
@@ -117,9 +119,11 @@ def fit_default(num_particles, num_steps, rng_key, step_size, rate, x, y):
     jala = JALAEM(model, num_particles=num_particles, num_islands=num_particles // 5)
     state = jala.init(rng_key, x, y)
     state, infos = ascend(jala, state, num_steps, x, y)
-    path = jnp.append(infos.params[:, 0], state.mean_params)
-    weight = jax.nn.softmax(state.cloud.log_weight, -1) / jala.num_islands
-    return path, state.cloud.position.reshape(num_particles, -1), weight.reshape(-1)
+    fit = jala.finish(state, x, y)
+    cloud = fit.state.cloud
+    path = jnp.append(infos.params[:, 0], fit.params["theta"])
+    weight = jax.nn.softmax(cloud.log_weight, -1) / jala.num_islands
+    return path, cloud.position.reshape(num_particles, -1), weight.reshape(-1)
 
 
 FITS = {
@@ -271,13 +275,17 @@ def plot(parts, path):
     figure.savefig(path, dpi=130)
 
 
-def report(folder):
-    """Print the tables and draw the figure of what lies in a folder."""
+def draw(folder):
+    """Draw the figure of what lies in a folder."""
     parts = load(folder, "particles_*.json")
     if parts:
         plot(parts, folder / "logistic.png")
+
+
+def tables(folder):
+    """Return the tables of what lies in a folder."""
     rows = []
-    for part in parts:
+    for part in load(folder, "particles_*.json"):
         for name, found in part["repeats"].items():
             error = np.asarray(found["theta_error"])
             tuned = part["tuned"].get(name, {})
@@ -293,11 +301,14 @@ def report(folder):
                 ]
             )
     heads = ["N", "algorithm", "step size", "error of θ", "worst", "distance", "ms a step"]
-    print_table(heads, rows)
+    found = table(heads, rows) if rows else ""
     for part in load(folder, "correction.json"):
+        rows = []
         for name, values in part["theta"].items():
             mean, se = np.mean(values), np.std(values, ddof=1) / len(values) ** 0.5
-            print(f"step size 0.05, {name}: θ = {mean:.4f} ± {se:.4f}")
+            rows.append([name, f"{mean:.4f} ± {se:.4f}", f"{mean - MAXIMUM:+.4f}"])
+        found += "\n" + table(["step size 0.05", "mean of θ", "from the maximum"], rows)
+    return found
 
 
 def measure(options, num_particles, data, reference):
@@ -349,7 +360,8 @@ def main():
             measure(options, int(part), data, reference)
     if "correction" in options.parts:
         save(options, "correction", {"theta": correction(options, (x, y))})
-    report(options.output)
+    draw(options.output)
+    print(tables(options.output))
 
 
 if __name__ == "__main__":

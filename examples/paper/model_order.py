@@ -22,8 +22,8 @@ from common import (
     fit_many,
     load,
     parse,
-    print_table,
     save,
+    table,
     vectorise,
 )
 from matplotlib.figure import Figure
@@ -169,7 +169,7 @@ def default_fit(num_steps):
     def fit(rng_key, features, y):
         state = jala.init(rng_key, features, y)
         state, _ = ascend(jala, state, num_steps, features, y)
-        return jala.finish(state, features, y)
+        return jala.finish(state, features, y)._replace(state=None)
 
     return vectorise(fit)
 
@@ -259,10 +259,14 @@ def plot(cells, path):
     figure.savefig(path, dpi=130)
 
 
-def report(folder):
-    """Print the table and draw the figure of all that lies in a folder."""
+def draw(folder):
+    """Draw the figure of all that lies in a folder."""
+    plot(summarise(load(folder, "order_*.json")), folder / "model_order.png")
+
+
+def tables(folder):
+    """Return the table of all that lies in a folder."""
     cells = summarise(load(folder, "order_*.json"))
-    plot(cells, folder / "model_order.png")
     names = ("jala", "exact", "bic", "printed")
     rows = [
         [
@@ -277,7 +281,7 @@ def report(folder):
         for cell in cells
     ]
     heads = ["order", "data", "trials", "JALAEM", "exact", "BIC", "paper's settings"]
-    print_table([*heads, "paper", "paper's BIC", "JALAEM as exact"], rows)
+    return table([*heads, "paper", "paper's BIC", "JALAEM as exact"], rows)
 
 
 def main():
@@ -299,7 +303,8 @@ def main():
     for size in sizes or (SIZES if options.full else [100]):
         for order in orders or (PAPER if options.full else [3, 7]):
             measure(options, fits, order, size)
-    report(options.output)
+    draw(options.output)
+    print(tables(options.output))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
-from common import DATA, load, parse, print_table, save, vectorise
+from common import DATA, load, parse, save, table, vectorise
 from jax import lax, random
 from matplotlib.figure import Figure
 from numpyro.handlers import reparam
@@ -284,51 +284,64 @@ def plot_alive(parts, path):
     figure.savefig(path, dpi=130)
 
 
-def report(folder):
-    """Print the tables and draw the figures of what lies in a folder."""
+def draw(folder):
+    """Draw the figures of what lies in a folder."""
+    for name, plot in {"printed": plot_printed, "alive": plot_alive}.items():
+        parts = load(folder, f"{name}_*.json")
+        if parts:
+            plot(parts, folder / f"{name}.png")
+
+
+def printed_row(part, name, found):
+    """Describe one algorithm's repeats, beside the paper's numbers."""
+    error = 100 * np.asarray(found["error"])[:, -1]
+    spread = error.std(ddof=1) if len(error) > 1 else float("nan")
+    known = PAPER.get(part["num_units"], {}).get(name)
+    has_paper = known and len(part["digits"]) == 4
+    return [
+        "".join(map(str, part["digits"])),
+        part["num_units"],
+        name,
+        f"{error.mean():.2f} ({spread:.2f})",
+        f"{known[0]:.2f} ({known[1]:.2f})" if has_paper else "",
+        f"{np.mean(np.asarray(found['lppd'])[:, -1]):.3f}",
+        f"{np.median(found['ess']):.3f}",
+    ]
+
+
+def alive_row(part):
+    """Describe one fit whose weights were kept alive."""
+    return [
+        part["num_units"],
+        part["repeat"],
+        f"{100 * part['error']:.2f}",
+        f"{part['lppd']:.3f}",
+        *(f"{value:.2f}" for value in part["params"].values()),
+        f"{part['log_evidence']:.2f} ± {part['log_evidence_se']:.2f}",
+        f"{np.ptp(part['islands']):.2f}",
+        f"{part['median_lowest_ess']:.2f}",
+        part["num_moves"],
+    ]
+
+
+def tables(folder):
+    """Return the tables of what lies in a folder."""
+    found = []
     printed = load(folder, "printed_*.json")
     if printed:
-        plot_printed(printed, folder / "printed.png")
-        rows = []
-        for part in printed:
-            for name, found in part["algorithms"].items():
-                error = 100 * np.asarray(found["error"])[:, -1]
-                spread = error.std(ddof=1) if len(error) > 1 else float("nan")
-                known = PAPER.get(part["num_units"], {}).get(name)
-                rows.append(
-                    [
-                        "".join(map(str, part["digits"])),
-                        part["num_units"],
-                        name,
-                        f"{error.mean():.2f} ({spread:.2f})",
-                        f"{known[0]} ({known[1]})"
-                        if known and len(part["digits"]) == 4
-                        else "",
-                        f"{np.mean(np.asarray(found['lppd'])[:, -1]):.3f}",
-                        f"{np.median(found['ess']):.3f}",
-                    ]
-                )
-        heads = ["digits", "units", "algorithm", "error, %", "paper", "LPPD", "ESS"]
-        print_table(heads, rows)
-    found = load(folder, "alive_*.json")
-    if found:
-        plot_alive(found, folder / "alive.png")
         rows = [
-            [
-                part["num_units"],
-                part["repeat"],
-                f"{100 * part['error']:.2f}",
-                f"{part['lppd']:.3f}",
-                *(f"{value:.2f}" for value in part["params"].values()),
-                f"{part['log_evidence']:.2f} ± {part['log_evidence_se']:.2f}",
-                f"{np.ptp(part['islands']):.2f}",
-                f"{part['median_lowest_ess']:.2f}",
-                part["num_moves"],
-            ]
-            for part in found
+            printed_row(part, name, found)
+            for part in printed
+            for name, found in part["algorithms"].items()
         ]
+        heads = ["digits", "units", "algorithm", "error, %", "paper", "LPPD", "ESS"]
+        found.append(table(heads, rows))
+    alive = load(folder, "alive_*.json")
+    if alive:
         heads = ["units", "repeat", "error, %", "LPPD", "α", "β", "log-evidence"]
-        print_table([*heads, "islands' range", "ESS", "moves"], rows)
+        heads += ["islands' range", "ESS", "moves"]
+        found.append(table(heads, [alive_row(part) for part in alive]))
+    return "\n".join(found)
 
 
 def main():
@@ -361,7 +374,8 @@ def main():
         if "alive" in options.parts:
             for repeat in range(options.repeats):
                 alive(options, num_units, repeat)
-    report(options.output)
+    draw(options.output)
+    print(tables(options.output))
 
 
 if __name__ == "__main__":
