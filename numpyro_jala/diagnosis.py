@@ -186,7 +186,7 @@ def _evidence_doubts(run: Run, found: dict[str, float]) -> list[str]:
         said.append(
             f"The log-evidence has standard error {found['log_evidence_se']:.2f} and is "
             "not to be trusted. Take more particles"
-            + ("." if is_bridged(run.result) else ", or more moves_per_temperature.")
+            + ("." if is_bridged(run.result) else ", or a larger slowness.")
         )
     elif is_bridged(run.result) and found["overlap"] < 0.05:
         said.append(

@@ -21,7 +21,7 @@ from numpyro_jala.smc import Cloud
 from numpyro_jala.stages import APART, CHUNK, CLOUDS, SETTLE
 from numpyro_jala.state import ASCEND, CLIMB, HOLD, REST, State
 
-_MOST_TEMPERATURES = 2_500
+_MOST_STEPS = 5_000
 
 
 def _walk(
@@ -78,7 +78,7 @@ def anneal(
     """
     if bool(jnp.all(state.target.temperature >= 1)):
         return state
-    most = _MOST_TEMPERATURES * (1 + run.fixed.settings.moves_per_temperature)
+    most = round(_MOST_STEPS * run.fixed.settings.slowness)
     with tqdm(disable=not show, desc="anneal", unit=" steps") as bar:
         for _ in range(most // CHUNK):
             state = _walk(run, state, HOLD if holds else CLIMB, CHUNK)

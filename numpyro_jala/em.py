@@ -124,9 +124,9 @@ def start_newton(num_params: int, dtype: Any) -> Newton:
     return Newton(zero, zero, jnp.zeros((), dtype), jnp.zeros((num_params,), dtype))
 
 
-def remember(newton: Newton, covariance: Array, first: Array) -> Array:
+def remember(newton: Newton, covariance: Array) -> Array:
     """Average the covariance of the scores over the last steps."""
-    rate = jnp.where(first, 1.0, _MISSING_RATE)
+    rate = jnp.where(jnp.any(newton.missing != 0), _MISSING_RATE, 1.0)
     return newton.missing + rate * (covariance - newton.missing)
 
 

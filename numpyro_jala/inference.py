@@ -73,9 +73,9 @@ class JALAEM(Fitter):
     reference
         Where annealing starts: "prior", "laplace", a Gaussian autoguide, which is then
         fitted, or a pair of one and its fitted params.
-    moves_per_temperature
-        Moves of the particles between two rises of the temperature. More of them let very
-        many latents keep up, so that the islands agree on the evidence along the path.
+    slowness
+        How many times as many moves to take on the way to the posterior. Slower, very
+        many latents keep up, and the islands agree on the evidence along the path.
     matmul_precision
         Of the model's matrix products, as in :func:`jax.default_matmul_precision`. By
         default the fastest that is right to float32, which the evidence needs: an
@@ -94,7 +94,7 @@ class JALAEM(Fitter):
         resampling: str = "systematic",
         ess_threshold: float = 0.5,
         reference: Any = "prior",
-        moves_per_temperature: int = 1,
+        slowness: float = 1.0,
         matmul_precision: str | None = None,
     ) -> None:
         options.check_options(
@@ -105,7 +105,7 @@ class JALAEM(Fitter):
             resampling,
             ess_threshold,
         )
-        options.check_count("moves_per_temperature", moves_per_temperature)
+        options.check_slowness(slowness)
         super().__init__(model, matmul_precision)
         self.optim = optim
         self.num_particles = num_particles
@@ -115,7 +115,7 @@ class JALAEM(Fitter):
         self.resampling = resampling
         self.ess_threshold = ess_threshold
         self.reference = reference
-        self.moves_per_temperature = moves_per_temperature
+        self.slowness = slowness
         self._optimiser = em.as_optimiser(optim or em.default_for_many())
 
     # -- the pure interface, as SVI has it --------------------------------------------
@@ -283,7 +283,7 @@ class JALAEM(Fitter):
             optimiser=self._optimiser,
             newton=self.optim is None and few_params,
             trusted=self.optim is None and not few_params,
-            moves_per_temperature=self.moves_per_temperature,
+            slowness=self.slowness,
         )
 
     def _begin(

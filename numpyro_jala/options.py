@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -63,10 +64,12 @@ def check_positive(name: str, value: float) -> None:
         raise ValueError(f"{name}={value} is not positive.")
 
 
-def check_count(name: str, value: int) -> None:
-    """Check that an option is a whole number from one upwards."""
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name}={value!r} is not a whole number of at least 1.")
+def check_slowness(value: float) -> None:
+    """Check that annealing is not hurried."""
+    if not 1 <= value < math.inf:
+        raise ValueError(
+            f"slowness={value!r} is not a number of at least 1, which is the default pace."
+        )
 
 
 def check_matmul_precision(name: str | None) -> None:

@@ -61,8 +61,13 @@ def start(
     target: Target,
     position: Array,
     log_evidence: Array,
+    ascends: bool,
 ) -> State:
-    """Begin with draws from the first target, whose log-evidence is known."""
+    """Begin with draws from the first target, whose log-evidence is known.
+
+    Unless the parameters are to ascend at once, the particles move before anything is
+    planned, and so ``num_moves`` starts at one.
+    """
     found, score_fn = _evaluate(problem, settings, target, position)
     cloud = smc.start(position, found, log_evidence)
     weight = normalise(cloud.log_weight)
@@ -81,7 +86,7 @@ def start(
     columns = 1 + num_params * settings.newton
     blank = State(
         rng_key=rng_key,
-        num_moves=jnp.zeros((), int),
+        num_moves=jnp.asarray(0 if ascends else 1),
         num_steps=jnp.zeros((), int),
         target=target,
         plan=Plan(
@@ -98,8 +103,9 @@ def start(
         optim_state=optim_state,
         mean_params=target.params,
     )
-    is_posterior = jnp.all(target.temperature >= 1)
-    stage = jnp.where(is_posterior, ASCEND, REST)
+    if not ascends:
+        return blank
+    stage = jnp.asarray(ASCEND)
     first, optim_state = plan(problem, settings, blank, score_fn, stage)
     return blank._replace(plan=first, optim_state=optim_state)
 

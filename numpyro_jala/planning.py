@@ -58,7 +58,9 @@ def plan(
     if settings.adapts:
         hold = (stage == CLIMB) & (promise > _HOLD)
         slope = carried.rate[..., 0]
-        temperature = tempering.next_temperature(temperature, weight, slope, drift, hold)
+        temperature = tempering.next_temperature(
+            temperature, weight, slope, drift, hold, settings.temperature_drop
+        )
     target = Target(state.target.params + step, temperature)
     plan = Plan(target, carried.shift, carried.learned, score, promise, cost)
     return plan, optim_state
@@ -91,9 +93,7 @@ def _newton_step(
         ),
         lambda: newton.complete,
     )
-    missing = em.remember(
-        newton, jnp.where(tempered, within, moments)[1:, 1:], state.num_moves == 0
-    )
+    missing = em.remember(newton, jnp.where(tempered, within, moments)[1:, 1:])
     info = em.information(complete, missing, em.floor_for(tempered))
     reach = jnp.where(problem.is_free, 1 + jnp.abs(state.target.params), 0.7)
     promise = em.decrement(info, score)

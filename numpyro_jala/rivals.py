@@ -74,7 +74,7 @@ class Rival(Fitter):
             optimiser=self._optimiser,
             newton=False,
             trusted=False,
-            moves_per_temperature=1,
+            slowness=1,
         )
 
     # -- the pure interface ------------------------------------------------------------

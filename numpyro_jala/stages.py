@@ -70,7 +70,7 @@ def start(fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array) -> State:
     target = Target(params, jnp.zeros(shape[:1], position.dtype))
     zero = jnp.zeros((), position.dtype)
     problem = problem_of(fixed, data)
-    return path.start(state_key, problem, settings, target, position, zero)
+    return path.start(state_key, problem, settings, target, position, zero, ascends=False)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -90,7 +90,9 @@ def start_given(
     position = flat.reshape(*shape, layout.dim)
     target = Target(params, jnp.ones(shape[:1], position.dtype))
     problem = problem_of(fixed, data)
-    return path.start(rng_key, problem, settings, target, position, log_evidence)
+    return path.start(
+        rng_key, problem, settings, target, position, log_evidence, ascends=True
+    )
 
 
 @partial(jax.jit, static_argnums=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from numpyro_jala import em
 from numpyro_jala._typing import Array, Potential, PRNGKey, Tree
 from numpyro_jala.smc import Cloud, Target
+from numpyro_jala.tempering import DROP
 
 #: Stages. At rest the parameters go to a given goal and stay there. While the temperature
 #: climbs they may move as well, or hold still.
@@ -32,12 +34,23 @@ class Settings(NamedTuple):
     optimiser: em.Optimiser | None
     newton: bool  # the default for few parameters
     trusted: bool  # shorten the optimiser's steps
-    moves_per_temperature: int
+    slowness: float
 
     @property
     def adapts(self) -> bool:
         """Whether an island learns from the others."""
         return self.preconditioner != "none"
+
+    @property
+    def moves_per_temperature(self) -> int:
+        """Moves of the particles between two rises of the temperature."""
+        return math.ceil(self.slowness**0.5)
+
+    @property
+    def temperature_drop(self) -> float:
+        """Share of the effective sample size that a rise of the temperature may cost."""
+        finer = self.slowness / self.moves_per_temperature
+        return DROP / finer**2
 
 
 class Problem(NamedTuple):

@@ -12,7 +12,9 @@ DROP = 0.03
 _LOG_INCREMENTS = (-40.0, 0.0, 80)  # first, last, how many
 
 
-def longest_increment(weight: Array, slope: Array, drift: Array) -> Array:
+def longest_increment(
+    weight: Array, slope: Array, drift: Array, drop: float = DROP
+) -> Array:
     """Return the logarithm of the largest increment of the temperature that is cheap.
 
     Parameters
@@ -24,6 +26,8 @@ def longest_increment(weight: Array, slope: Array, drift: Array) -> Array:
     drift
         Change of the potential that the parameters cause in the same step, likewise. It
         may cancel that of the temperature, so the cost need not grow with the increment.
+    drop
+        Share of the effective sample size that it may cost.
     """
     finite = jnp.isfinite(slope) & jnp.isfinite(drift) & (weight > 0)
     weight = jnp.where(finite, weight, 0.0)
@@ -32,13 +36,18 @@ def longest_increment(weight: Array, slope: Array, drift: Array) -> Array:
     grid = jnp.linspace(*_LOG_INCREMENTS, dtype=weight.dtype)
     change = jnp.exp(grid)[:, None, None] * slope + drift
     left = conditional_fraction(weight, -change)  # (len(grid), num_islands)
-    cheap = left >= 1 - DROP
+    cheap = left >= 1 - drop
     last = grid.size - 1 - jnp.argmax(cheap[::-1], axis=0)
     return grid[jnp.where(cheap.any(0), last, jnp.argmax(left, axis=0))]
 
 
 def next_temperature(
-    temperature: Array, weight: Array, slope: Array, drift: Array, hold: Array
+    temperature: Array,
+    weight: Array,
+    slope: Array,
+    drift: Array,
+    hold: Array,
+    drop: float = DROP,
 ) -> Array:
     """Return each island's next temperature, as far as the other islands could go.
 
@@ -46,7 +55,8 @@ def next_temperature(
     """
 
     def advance() -> Array:
-        wish = others_mean(longest_increment(weight, slope, drift), weight.sum(-1) > 0)
+        wishes = longest_increment(weight, slope, drift, drop)
+        wish = others_mean(wishes, weight.sum(-1) > 0)
         new = jnp.minimum(temperature + jnp.exp(wish), 1.0)
         return jnp.where(hold & (temperature > 0), temperature, new)
 

@@ -282,7 +282,7 @@ def test_particles_of_other_names_or_sizes():
         (dict(preconditioner="full"), "not one of"),
         (dict(resampling="best"), "not one of"),
         (dict(ess_threshold=2.0), "between 0"),
-        (dict(moves_per_temperature=0), "moves_per_temperature=0 is not a whole number"),
+        (dict(slowness=0.5), "slowness=0.5 is not a number of at least 1"),
         (dict(num_particles=24), "islands of 3.*at least 32"),
     ],
 )

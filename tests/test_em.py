@@ -67,9 +67,9 @@ def test_the_average_weighs_step_k_by_its_cube():
 
 def test_missing_information_is_remembered():
     newton = em.start_newton(2, jnp.float32)
-    first = em.remember(newton, MISSING, True)
+    first = em.remember(newton, MISSING)
     np.testing.assert_allclose(first, MISSING)
-    later = em.remember(newton._replace(missing=first), 2 * MISSING, False)
+    later = em.remember(newton._replace(missing=first), 2 * MISSING)
     np.testing.assert_allclose(later, 1.1 * MISSING, rtol=1e-5)
 
 

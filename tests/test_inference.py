@@ -464,14 +464,18 @@ def test_too_few_steps_are_said(compiled_means):
     assert 1 / 3 < compiled_means.diagnostics()["shortfall"] / shortfall < 3
 
 
-def test_particles_move_several_times_between_temperatures():
+def test_a_slower_path_has_more_temperatures_and_more_moves_at_each():
     x, y = regression_data()
-    jala = JALAEM(regression, num_particles=128, moves_per_temperature=3)
-    idata = jala.run(random.key(0), 0, x, y, progress_bar=False)
-    rises = np.flatnonzero(np.diff(idata["anneal_trace"]["temperature"]) > 0)
-    assert len(rises) > 3 and set(np.diff(rises)) == {4}
-    error = jala.log_evidence - regression_log_evidence(x, y)
-    assert abs(error) < 4 * jala.log_evidence_se < 0.2
+    rises = {}
+    for slowness in (1, 16):
+        jala = JALAEM(regression, num_particles=128, slowness=slowness)
+        idata = jala.run(random.key(0), 0, x, y, progress_bar=False)
+        temperature = idata["anneal_trace"]["temperature"]
+        rises[slowness] = np.flatnonzero(np.diff(temperature) > 0)
+        error = jala.log_evidence - regression_log_evidence(x, y)
+        assert abs(error) < 4 * jala.log_evidence_se < 0.2
+    assert set(np.diff(rises[1])) == {2} and set(np.diff(rises[16])) == {5}
+    assert 3 < len(rises[16]) / len(rises[1]) < 5
 
 
 def test_a_whole_fit_is_pure():

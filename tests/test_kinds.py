@@ -493,7 +493,8 @@ def test_a_linear_decoder_is_probabilistic_pca(kind):
     jala = fit(model, y)
     w, b = weights(jala.params["net$params"])
     exact = gaussian(y, b, w.T @ w + 0.49 * jnp.eye(3))
-    assert abs(jala.log_evidence - exact) < 4 * jala.log_evidence_se < 0.4
+    # The error of eight islands has the tails of a t distribution.
+    assert abs(jala.log_evidence - exact) < 5 * jala.log_evidence_se < 0.4
     # At the maximum the mean is the data's, and the largest variances are explained.
     values = np.linalg.eigvalsh(np.cov(y.T, bias=True))
     best = gaussian(y, y.mean(0), np.cov(y.T, bias=True))

@@ -1,5 +1,6 @@
 """The paper's experiments run, and what they take for exact is."""
 
+import argparse
 import importlib
 import pathlib
 import sys
@@ -137,7 +138,23 @@ def test_digits_are_drawn_by_class_and_standardised(experiment):
 def test_networks_are_trained(experiment, monkeypatch, tmp_path, capsys):
     few = dict(units=2, images=40, steps=10, printed_particles=4, particles=32)
     module = experiment("networks")
-    run(module, monkeypatch, tmp_path, **few, fit_steps=2, moves=1)
+    run(module, monkeypatch, tmp_path, **few, fit_steps=2, slowness=1.0)
     out = capsys.readouterr().out
     assert "| 49 | 2 | JALA-EM |" in out
     assert (tmp_path / "printed.png").exists() and (tmp_path / "alive.png").exists()
+
+
+def test_the_page_holds_the_stored_results(experiment):
+    page = experiment("page")
+    text = (page.DOCS / "paper.md").read_text()
+    assert page.fill(text) == text
+    assert text.count("<!-- table:") == 3 and "100 of 100" in text
+
+
+def test_numbers_are_stored_with_seven_digits(experiment, tmp_path):
+    common = experiment("common")
+    options = argparse.Namespace(seed=3, output=tmp_path)
+    common.save(options, "part", {"x": [1 / 3, {"y": 2e5 / 7}], "n": 5})
+    (found,) = common.load(tmp_path, "*.json")
+    assert found["x"] == [0.3333333, {"y": 28571.43}] and found["n"] == 5
+    assert found["seed"] == 3 and found["made_by"]["jax"]
