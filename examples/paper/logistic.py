@@ -269,8 +269,10 @@ def plot(parts, path):
         left.axhline(part["reference"]["theta"], color="black", ls=":", lw=1)
         left.set(title=f"{part['num_particles']} particles", xlabel="s", ylabel="θ")
         left.set_xscale("log")
-        right.plot(grid, gaussian_kde(reference)(grid), "k--", label="long run")
-        right.set(xlabel="second weight", ylabel="density")
+        density = gaussian_kde(reference)(grid)
+        right.plot(grid, density, "k--", label="long run")
+        # A chain that has not moved far has a peak beyond all others.
+        right.set(xlabel="second weight", ylabel="density", ylim=(0, 2.5 * density.max()))
     axes[0, 1].legend(fontsize="small")
     figure.savefig(path, dpi=130)
 
