@@ -126,6 +126,7 @@ def _kernel(
     step_size = jnp.exp(own)
     if settings.step_size is None:
         alive = jnp.isfinite(state.cloud.log_weight).any(-1)
+        # The last island alive has nobody left to ask.
         vote = jnp.where(others(alive) > 0, others_mean(own, alive), own)
         step_size = jnp.exp(vote)
     else:
