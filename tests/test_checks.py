@@ -17,7 +17,7 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoDiagonalNormal
 from numpyro.infer.reparam import LocScaleReparam, NeuTraReparam
 
-from numpyro_jala import JALAEM
+from numpyro_jala import JALAEM, checks
 from tests.tools import SCHOOLS, normal_means
 
 
@@ -302,3 +302,12 @@ def test_a_result_before_a_run():
         JALAEM(normal_means).log_evidence  # noqa: B018
     with pytest.raises(ValueError, match="reference="):
         JALAEM(normal_means, reference="posterior").run(random.key(0), 1, SCHOOLS)
+
+
+def test_two_draws_that_are_the_same_by_chance_are_no_heap():
+    draws = np.linspace(-1.0, 1.0, 2 * 32).reshape(32, 2)
+    columns = {"x": np.array([0]), "y": np.array([1])}
+    draws[5, 0] = draws[4, 0]
+    assert checks.find_heaps(draws, columns) == {}
+    draws[6, 0] = draws[4, 0]
+    assert checks.find_heaps(draws, columns) == {"x": pytest.approx(2 / 31)}

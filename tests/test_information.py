@@ -14,7 +14,7 @@ from scipy.stats import norm
 
 from numpyro_jala import flow, information
 from numpyro_jala.estimates import estimates
-from numpyro_jala.information import Information, Uncertainty
+from numpyro_jala.information import Information, Moments, Uncertainty, combine
 from numpyro_jala.inspection import lay_out
 from numpyro_jala.sites import run_once
 from tests.tools import SCHOOLS
@@ -254,3 +254,15 @@ def test_a_standard_deviation_at_zero_is_said_and_leaves_no_nan(compiled_means, 
     np.testing.assert_allclose(jala.standard_errors()["mu"], np.sqrt(1 / 6), rtol=0.05)
     maximum = norm(y.mean(), 1).logpdf(y).sum()
     assert abs(jala.log_evidence - maximum) < 4 * jala.log_evidence_se + 0.05
+
+
+def test_islands_without_finite_moments_are_left_out():
+    rng = np.random.default_rng(0)
+    moments = Moments(*(rng.normal(size=(4, 2, *more)) for more in ((), (2,), (2,))))
+    broken = moments._replace(curvature=moments.curvature.copy())
+    broken.curvature[1] = np.inf
+    kept = Moments(*(np.delete(part, 1, axis=0) for part in moments))
+    for found, expected in zip(combine([broken]), combine([kept]), strict=True):
+        np.testing.assert_allclose(found, expected)
+    broken.curvature[:] = np.nan
+    assert all(np.isnan(part).all() for part in combine([broken]))

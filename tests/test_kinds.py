@@ -490,11 +490,10 @@ def test_a_linear_decoder_is_probabilistic_pca(kind):
             z = numpyro.sample("z", dist.Normal().expand([2]).to_event(1))
             numpyro.sample("y", dist.Normal(net(z), 0.7).to_event(1), obs=y)
 
-    jala = fit(model, y)
+    jala = fit(model, y, num_particles=512)
     w, b = weights(jala.params["net$params"])
     exact = gaussian(y, b, w.T @ w + 0.49 * jnp.eye(3))
-    # The error of eight islands has the tails of a t distribution.
-    assert abs(jala.log_evidence - exact) < 5 * jala.log_evidence_se < 0.4
+    assert abs(jala.log_evidence - exact) < 4 * jala.log_evidence_se < 0.4
     # At the maximum the mean is the data's, and the largest variances are explained.
     values = np.linalg.eigvalsh(np.cov(y.T, bias=True))
     best = gaussian(y, y.mean(0), np.cov(y.T, bias=True))

@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 import pytest
 from jax import lax, random
 
-from numpyro_jala import JALAEM, PGD, path
+from numpyro_jala import JALAEM, PGD, path, stages
 from numpyro_jala.precision import HIGHEST, THREE_PASSES, choose, exactly
 from numpyro_jala.state import ASCEND
 
@@ -99,6 +99,27 @@ def precisions_of(jala):
 def test_a_step_is_exact_whatever_the_default():
     with_data, without = precisions_of(JALAEM(regression, num_particles=32))
     assert with_data == without == {"(Precision.HIGHEST, Precision.HIGHEST)"}
+
+
+def test_what_is_found_at_rest_is_exact_whatever_the_default():
+    jala = JALAEM(regression, num_particles=32)
+    state = jala.init(random.key(0), *DATA)
+    fixed, arrays, _ = jala._inspect(random.key(0), DATA, {})
+    data, params = stages.Data(arrays, None), state.target.params
+
+    def estimate(s):
+        return stages.estimate(fixed, s.rng_key, data, params, [s.cloud])
+
+    def louis(s):
+        return stages.louis(fixed, data, params, s.cloud, jnp.asarray(True))
+
+    def start(s):
+        return stages.start(fixed, s.rng_key, data, params).cloud
+
+    for stage in (estimate, louis, start):
+        with_data, without = precisions_in(stage, state)
+        exact = {"(Precision.HIGHEST, Precision.HIGHEST)"}
+        assert with_data == exact and without <= exact
 
 
 def test_the_user_can_choose_the_precision_of_the_model():
