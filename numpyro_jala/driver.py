@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -22,6 +22,24 @@ from numpyro_jala.stages import APART, CHUNK, CLOUDS, SETTLE
 from numpyro_jala.state import ASCEND, CLIMB, HOLD, REST, State
 
 _MOST_STEPS = 5_000
+#: Seconds between two looks at a run in progress.
+_LOOK_EVERY = 0.5
+
+
+class _Pace:
+    """How many steps to take before Python looks on: fewer where they are slow."""
+
+    def __init__(self, checkpoint_every: int | None) -> None:
+        self.most = min(CHUNK, checkpoint_every or CHUNK)
+        self.count = min(10, self.most)
+        self._last_look = time.perf_counter()
+
+    def look(self, num_steps: int) -> None:
+        """Note that so many steps were taken since the last look."""
+        now = time.perf_counter()
+        wanted = num_steps * _LOOK_EVERY / max(now - self._last_look, 1e-6)
+        self.count = int(min(max(wanted, 1), 2 * self.count, self.most))
+        self._last_look = now
 
 
 def _walk(
@@ -79,9 +97,11 @@ def anneal(
     if bool(jnp.all(state.target.temperature >= 1)):
         return state
     most = round(_MOST_STEPS * run.fixed.settings.slowness)
+    pace = _Pace(None if checkpoint is None else checkpoint.every)
     with tqdm(disable=not show, desc="anneal", unit=" steps") as bar:
-        for _ in range(most // CHUNK):
-            state = _walk(run, state, HOLD if holds else CLIMB, CHUNK)
+        while run.count(CLIMB) < most:
+            state = _walk(run, state, HOLD if holds else CLIMB, pace.count)
+            pace.look(run.num_new)
             bar.update(run.num_new)
             bar.set_postfix(run.watch(CLIMB))
             if checkpoint is not None:
@@ -107,8 +127,7 @@ def ascend(
     def walk(current: State, count: int) -> State:
         return _walk(run, current, ASCEND, count)
 
-    note = None if checkpoint is None else partial(checkpoint.note, run)
-    state = take_steps(run, state, num_steps, show, walk, note)
+    state = take_steps(run, state, num_steps, show, walk, checkpoint)
     if checkpoint is not None:
         checkpoint.save(run, state)
     return state
@@ -120,20 +139,22 @@ def take_steps(
     num_steps: int,
     show: bool,
     walk_fn: Callable[[Any, int], Any],
-    note_fn: Callable[[Any], None] | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Any:
     """Call ``walk_fn(state, count)`` until there are enough steps or an interrupt."""
     done = run.count(ASCEND)
     hidden = not show or not num_steps
+    pace = _Pace(None if checkpoint is None else checkpoint.every)
     with tqdm(total=num_steps, initial=done, disable=hidden, desc="ascend") as bar:
         try:
             while done < num_steps:
-                state = walk_fn(state, min(CHUNK, num_steps - done))
+                state = walk_fn(state, min(pace.count, num_steps - done))
                 done += run.num_new
+                pace.look(run.num_new)
                 bar.update(run.num_new)
                 bar.set_postfix(run.watch(ASCEND))
-                if note_fn is not None:
-                    note_fn(state)
+                if checkpoint is not None:
+                    checkpoint.note(run, state)
         except KeyboardInterrupt:
             warnings.warn(
                 f"Interrupted after {done} of {num_steps} steps; the result is what "

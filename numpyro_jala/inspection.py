@@ -97,11 +97,14 @@ def lay_out(
         and not any(in_control_flow(latents[name]) for name in discrete),
         is_noisy=_is_noisy(model, params, args, kwargs),
         precision=matmul_precision or precision.HIGHEST,
+        rough_gradient=False,
     )
     arrays = split_call(args, kwargs, keep_arrays)[1]
     _try(layout, arrays)
     if matmul_precision is None:
-        layout = replace(layout, precision=_fastest(layout, arrays))
+        fastest = _fastest(layout, arrays)
+        rough_gradient = fastest == precision.THREE_PASSES
+        layout = replace(layout, precision=fastest, rough_gradient=rough_gradient)
     return _hold_flat(layout, moved) if has_mask else layout
 
 

@@ -74,6 +74,8 @@ class Layout:
         Whether the model asks for random numbers beside its sites.
     precision
         Of the model's matrix products, in JAX's words.
+    rough_gradient
+        Whether gradients do with the device's own precision.
     """
 
     model: Callable[..., Any]
@@ -92,6 +94,7 @@ class Layout:
     draws_discrete: bool
     is_noisy: bool
     precision: str
+    rough_gradient: bool
 
     @property
     def dim(self) -> int:

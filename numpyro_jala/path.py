@@ -50,7 +50,9 @@ _FACTOR_EVERY = 5
 def _evaluate(
     problem: Problem, settings: Settings, target: Target, position: Array
 ) -> tuple[smc.Derivatives, smc.ScoreFn]:
-    return smc.evaluate(problem.potential_fn, target, position, settings.newton)
+    return smc.evaluate(
+        problem.potential_fn, target, position, settings.newton, problem.rough_gradient
+    )
 
 
 @exactly
@@ -140,6 +142,13 @@ def _moves_target(settings: Settings, state: State, stage: Array) -> Array:
     return (stage == ASCEND) | (state.num_moves % period == 0)
 
 
+def _will_move(settings: Settings, state: State, stage: Array, wait: Array) -> Array:
+    """Tell whether a plan would be carried out."""
+    anneals = ((stage == CLIMB) | (stage == HOLD)) & jnp.any(state.target.temperature < 1)
+    stands = ~_moves_target(settings, state, stage)
+    return ~(anneals & stands) & ~((stage == REST) & (wait <= 0))
+
+
 def _next_target(
     settings: Settings, state: State, stage: Array, goal: Array, wait: Array
 ) -> tuple[Target, Array]:
@@ -207,15 +216,18 @@ def step(
         optim_state=state.optim_state,
         mean_params=jnp.where(ascending, mean, target.params),
     )
-    # Between two temperatures the plan would not be carried out.
-    anneals = ((stage == CLIMB) | (stage == HOLD)) & jnp.any(target.temperature < 1)
     planned, optim_state = lax.cond(
-        ~anneals | _moves_target(settings, moved, stage),
+        _will_move(settings, moved, stage, wait - 1),
         lambda: plan(problem, settings, moved, score_fn, stage),
         lambda: (moved.plan, moved.optim_state),
     )
+    # Where the target stands the weights are as they were, and good enough.
     scheme = SCHEMES[settings.resampling]
-    cloud, resampled = smc.resample(resample_key, cloud, scheme, settings.ess_threshold)
+    cloud, resampled = lax.cond(
+        standing,
+        lambda: (cloud, jnp.zeros((settings.num_islands,), bool)),
+        lambda: smc.resample(resample_key, cloud, scheme, settings.ess_threshold),
+    )
     new = moved._replace(plan=planned, cloud=cloud, optim_state=optim_state)
     return new, Info(
         params=traced(target.params),
@@ -244,7 +256,8 @@ def _vote(
         return state.log_step_size
     # What the move alone has caused.
     increment = increment + jnp.einsum("jnc,jc->jn", cloud.rates, change)
-    increment += jnp.einsum("jnd,jd->jn", cloud.gradient, kernel.shift)
+    # As a product of matrices this would have the particles transposed on a GPU.
+    increment += jnp.sum(cloud.gradient * kernel.shift[:, None], -1)
     weight = normalise(state.cloud.log_weight)
     variance = jnp.where(
         stretch > 1, refusal_variance(weight, increment), weight_variance(weight, increment)

@@ -75,13 +75,28 @@ def _newton_step(
     stage: Array,
 ) -> tuple[Array, Array, em.Newton, Array, Array]:
     """Return the default's step, its score, memory, promise in nats, and cost."""
-    newton, temperature = state.optim_state, state.target.temperature
-    pooled = pool(weight)
-    rate = carried.rate[..., 1:]
-    score = jnp.einsum("jn,jnp->p", pooled, rate)
+    newton = state.optim_state
+    score = jnp.einsum("jn,jnp->p", pool(weight), carried.rate[..., 1:])
+    zero = jnp.zeros((), weight.dtype)
     if score.size == 0:
-        zero = jnp.zeros((), weight.dtype)
         return score, score, newton, zero, zero
+    return lax.cond(
+        stage == HOLD,
+        lambda: (jnp.zeros_like(score), score, newton, zero, zero),
+        lambda: _newton_ascent(problem, state, weight, carried, score, stage),
+    )
+
+
+def _newton_ascent(
+    problem: Problem,
+    state: State,
+    weight: Array,
+    carried: transport.Transport,
+    score: Array,
+    stage: Array,
+) -> tuple[Array, Array, em.Newton, Array, Array]:
+    """Return what :func:`_newton_step` does unless the parameters hold still."""
+    newton, temperature = state.optim_state, state.target.temperature
     tempered = jnp.any(temperature < 1)
     within, moments = _covariances(weight, carried.rate)
     # Near the maximum the second derivative hardly changes.
@@ -89,7 +104,7 @@ def _newton_step(
     complete = lax.cond(
         due,
         lambda: em.hessian(
-            _moved_potentials(problem, state, carried), state.target.params, pooled
+            _moved_potentials(problem, state, carried), state.target.params, pool(weight)
         ),
         lambda: newton.complete,
     )
@@ -97,7 +112,7 @@ def _newton_step(
     info = em.information(complete, missing, em.floor_for(tempered))
     reach = jnp.where(problem.is_free, 1 + jnp.abs(state.target.params), 0.7)
     promise = em.decrement(info, score)
-    moving = (stage != REST) & (stage != HOLD) & jnp.all(temperature > 0)
+    moving = (stage != REST) & jnp.all(temperature > 0)
     # The maximum of a flattened likelihood may lie in another valley: parameters that
     # are not far off move in earnest only as the temperature does.
     haste = jnp.where(promise > _HOLD, 1.0, jnp.mean(temperature))

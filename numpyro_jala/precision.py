@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 from numpyro_jala._typing import Array, Potential
 
@@ -50,6 +52,39 @@ def choose(
     jaxpr = jax.make_jaxpr(potential)(params, temperature, position)
     plain = _has_plain_products(jaxpr.jaxpr)
     return THREE_PASSES if plain else HIGHEST
+
+
+def roughly(function: Function) -> Function:
+    """Multiply matrices as fast as the device's default allows, whatever was asked for.
+
+    This serves gradients. The weights hold for any drift of the particles that is a
+    function of where they are, so its rounding costs nothing but a little variance.
+    """
+
+    def rough(*args: Any) -> Any:
+        exact, shape = jax.make_jaxpr(function, return_shape=True)(*args)
+        faster = jaxpr_as_fun(ClosedJaxpr(_relax(exact.jaxpr), exact.consts))
+        return jax.tree.unflatten(jax.tree.structure(shape), faster(*jax.tree.leaves(args)))
+
+    return rough  # type: ignore[return-value]
+
+
+def _relax(jaxpr: Jaxpr) -> Jaxpr:
+    """Let all matrix products of a program be as precise as the default is."""
+
+    def relaxed(value: Any) -> Any:
+        if isinstance(value, ClosedJaxpr):
+            return ClosedJaxpr(_relax(value.jaxpr), value.consts)
+        return _relax(value) if isinstance(value, Jaxpr) else value
+
+    def one(equation: Any) -> Any:
+        params = {name: relaxed(value) for name, value in equation.params.items()}
+        if equation.primitive is lax.dot_general_p:
+            params["precision"] = None
+        return equation.replace(params=params)
+
+    eqns = [one(equation) for equation in jaxpr.eqns]
+    return jaxpr.replace(eqns=eqns)  # type: ignore[no-untyped-call]
 
 
 def _has_plain_products(jaxpr: Any) -> bool:

@@ -146,11 +146,26 @@ def laplace(potential_fn: Potential, params: Array, dim: int) -> Reference:
         potential,
         jnp.zeros((dim,), params.dtype if params.size else jnp.zeros(0).dtype),
     )
-    values, vectors = np.linalg.eigh(np.asarray(curvature, np.float64))
+    values, vectors = _eigen(np.asarray(curvature, np.float64))
+    if not values.max() > 0:
+        found = np.array2string(np.asarray(mode), precision=3, threshold=8)
+        raise ValueError(
+            "reference='laplace' found no mode: the log-density has no finite, negative "
+            f"second derivative where the search ended, at unconstrained latents {found}. "
+            "Use reference='prior', or check the data."
+        )
     values = np.maximum(values, 1e-6 * values.max())
     covariance = (vectors / values) @ vectors.T
     factor = jnp.asarray(np.linalg.cholesky(covariance), mode.dtype)
     return Reference(_widen(Gaussian(mode, factor)), int(steps) * (dim + 2))
+
+
+def _eigen(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return eigenvalues and vectors, all NaN where the matrix is not finite."""
+    if np.isfinite(matrix).all():
+        values, vectors = np.linalg.eigh(matrix)
+        return values, vectors
+    return np.full(len(matrix), np.nan), np.full_like(matrix, np.nan)
 
 
 def _find_mode(potential: Any, position: Array) -> tuple[Array, Array, Array]:

@@ -1,7 +1,7 @@
 """The engine: carry a cloud of weighted particles to the next target."""
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from jax import random
 from numpyro_jala import langevin
 from numpyro_jala._typing import Array, Potential, PRNGKey, Resampler
 from numpyro_jala.langevin import Kernel
+from numpyro_jala.precision import roughly
 from numpyro_jala.weights import effective_fraction, log_mean_exp
 
 
@@ -70,7 +71,11 @@ ScoreFn: TypeAlias = Callable[[Array], Array]
 
 
 def evaluate(
-    potential_fn: Potential, target: Target, position: Array, each: bool
+    potential_fn: Potential,
+    target: Target,
+    position: Array,
+    each: bool,
+    rough_gradient: bool = False,
 ) -> tuple[Derivatives, ScoreFn]:
     """Evaluate the model once at every particle.
 
@@ -79,21 +84,36 @@ def evaluate(
     parameters. Without it they are only ever summed, in one pull-back of the potentials
     with the weights: memory does not grow with particles times parameters.
     """
-    shape = position.shape[:2]
+    num_islands, num_particles, _ = position.shape
+    shape = num_islands, num_particles
     temperature = jnp.broadcast_to(target.temperature[:, None], shape)
-    ones = jnp.ones(shape, position.dtype)
+    # A compiler shares the first axis out among cores, so it must not have one entry.
+    flat = num_islands == 1
+    if flat:
+        temperature, position = temperature[0], position[0]
+
+    def over_all(function: Potential, axes: Any) -> Potential:
+        each_island = jax.vmap(function, axes)
+        return each_island if flat else jax.vmap(each_island, axes)
+
+    params = target.params
     if each:
-        params = jnp.broadcast_to(target.params, (*shape, *target.params.shape))
-        all_fn = jax.vmap(jax.vmap(potential_fn))
-        potential, pull = jax.vjp(all_fn, params, temperature, position)
-        scores, slope, gradient = pull(ones)
-        found = Derivatives(potential, gradient, slope, scores)
-        return found, lambda weight: jnp.einsum("jn,jnp->p", weight, scores)
-    all_fn = jax.vmap(jax.vmap(potential_fn, (None, 0, 0)), (None, 0, 0))
-    potential, pull = jax.vjp(all_fn, target.params, temperature, position)
-    _, slope, gradient = pull(ones)
-    found = Derivatives(potential, gradient, slope, jnp.zeros((*shape, 0)))
-    return found, lambda weight: pull(weight)[0]
+        params = jnp.broadcast_to(params, (*temperature.shape, *params.shape))
+    all_fn = over_all(potential_fn, (0 if each else None, 0, 0))
+    potential, pull = jax.vjp(all_fn, params, temperature, position)
+    pull = roughly(pull) if rough_gradient else pull
+    scores, slope, gradient = pull(jnp.ones_like(temperature))
+    if not each:
+        scores = jnp.zeros((*temperature.shape, 0), position.dtype)
+    found = Derivatives(potential, gradient, slope, scores)
+    found = jax.tree.map(lambda leaf: leaf[None] if flat else leaf, found)
+
+    def score_fn(weight: Array) -> Array:
+        if each:
+            return jnp.einsum("jn,jnp->p", weight, found.scores)
+        return pull(weight[0] if flat else weight)[0]
+
+    return found, score_fn
 
 
 def log_evidence(cloud: Cloud) -> Array:

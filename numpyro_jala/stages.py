@@ -24,8 +24,8 @@ from numpyro_jala.smc import Target
 from numpyro_jala.state import CLIMB, HOLD, REST, Info, Problem, Settings, State, no_info
 from numpyro_jala.weights import normalise
 
-#: Steps of one call of the compiled loop; between calls Python looks on.
-CHUNK = 20
+#: Most steps of one call of the compiled loop; between calls Python looks on.
+CHUNK = 100
 #: Rest at the estimate: steps to go there and settle, then clouds to keep, and how many
 #: steps apart.
 SETTLE, CLOUDS, APART = 8, 5, 6
@@ -56,6 +56,7 @@ def problem_of(fixed: Fixed, data: Data) -> Problem:
         layout.unravel_params,
         lambda tree: ravel_pytree(tree)[0],
         jnp.asarray(layout.is_free),
+        layout.rough_gradient,
     )
 
 

@@ -60,6 +60,7 @@ class Problem(NamedTuple):
     unravel: Callable[[Array], Tree]
     ravel: Callable[[Tree], Array]
     is_free: Array  # (num_params,), parameters on the real line
+    rough_gradient: bool  # may be less precise than the potential
 
 
 class Plan(NamedTuple):

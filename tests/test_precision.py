@@ -8,8 +8,9 @@ import numpyro.distributions as dist
 import pytest
 from jax import lax, random
 
-from numpyro_jala import JALAEM, PGD, path, stages
-from numpyro_jala.precision import HIGHEST, THREE_PASSES, choose, exactly
+from numpyro_jala import JALAEM, PGD, path, smc, stages
+from numpyro_jala.precision import HIGHEST, THREE_PASSES, choose, exactly, roughly
+from numpyro_jala.smc import Target
 from numpyro_jala.state import ASCEND
 
 MANY = jnp.zeros(1_024)
@@ -142,6 +143,43 @@ def test_algorithms_without_evidence_keep_the_default():
 def test_an_unknown_precision_is_refused():
     with pytest.raises(ValueError, match="matmul_precision='exact' is not one that JAX"):
         JALAEM(regression, matmul_precision="exact")
+
+
+def test_only_gradients_may_be_rough():
+    """On a GPU: the products of the potential in three passes, those of its gradient not."""
+    jala = JALAEM(regression, num_particles=32, matmul_precision=THREE_PASSES)
+    problem, _ = jala._problem(DATA, {})
+    target = Target(jnp.ones(1), jnp.ones(2))
+
+    def evaluate(position, rough):
+        return smc.evaluate(problem.potential_fn, target, position, True, rough)[0]
+
+    def found(rough):
+        jaxpr = jax.make_jaxpr(lambda x: evaluate(x, rough))(jnp.zeros((2, 4, 3)))
+        return [precision for with_data, precision in products(jaxpr.jaxpr) if with_data]
+
+    exact, rough = found(False), found(True)
+    assert len(exact) == len(rough) == 2
+    assert set(exact) == {"BF16_BF16_F32_X3"} and sorted(rough)[1] == "None"
+    assert sorted(rough)[0] == "BF16_BF16_F32_X3"
+
+
+def test_roughly_changes_nothing_but_precision():
+    def function(tree, scale):
+        def body(total, row):
+            return total + jnp.tanh(row @ tree["w"]).sum(), row @ tree["w"]
+
+        last, rows = lax.scan(body, 0.0, tree["x"])
+        return {"last": scale * last, "rows": rows}
+
+    rng = np.random.default_rng(0)
+    tree = {"x": jnp.asarray(rng.normal(size=(4, 3))), "w": jnp.asarray(rng.normal(size=3))}
+    with jax.default_matmul_precision("highest"):
+        exact = function(tree, 2.0)
+        rough = jax.jit(roughly(function))(tree, 2.0)
+        jaxpr = jax.make_jaxpr(roughly(function))(tree, 2.0)
+    assert {precision for _, precision in products(jaxpr.jaxpr)} == {"None"}
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), exact, rough)
 
 
 def test_exactly_keeps_the_name_and_ends():

@@ -209,43 +209,41 @@ def start_params(num_units):
     }
 
 
-def alive(options, num_units, repeat):
+def alive(options, num_units):
     """Fit one width, then anneal slowly at the estimate; keep error and evidence.
 
     Repeats differ in their random numbers and not in their data.
     """
     digits = [int(digit) for digit in options.digits]
     rng = np.random.default_rng(options.seed)
-    x, labels, new_x, new_labels = read_data(rng, digits, options.images)
+    x, labels, *new = read_data(rng, digits, options.images)
     model = standardised(make_model(num_units, len(digits)))
-    kwargs = {"num_particles": options.particles}
+    kwargs = {"num_particles": options.particles, "num_islands": options.islands}
     fit = JALAEM(model, **kwargs)
-    seed = 1_000 * options.seed + repeat
-    fit.run(
-        random.key(seed), options.fit_steps, x, labels, init_params=start_params(num_units)
-    )
     slow = JALAEM(model, slowness=options.slowness, **kwargs)
-    result = slow.run(random.key(seed + 500), 0, x, labels, init_params=fit.params)
+    first = start_params(num_units)
+    for repeat in range(options.repeats):
+        seed = 1_000 * options.seed + repeat
+        fit.run(random.key(seed), options.fit_steps, x, labels, init_params=first)
+        result = slow.run(random.key(seed + 500), 0, x, labels, init_params=fit.params)
+        found = {"num_units": num_units, "repeat": repeat, **describe(slow, result, new)}
+        save(options, f"alive_{num_units:03d}_{repeat}", found)
+
+
+def describe(slow, result, new):
+    """Return what a slow path found: errors on new data, evidence, and its health."""
     samples, log_weight = slow.get_weighted_samples()
-    weight = np.exp(log_weight)
-    error, lppd = judge(samples["first"], samples["second"], weight, new_x, new_labels)
-    islands = result["sample_stats"]["log_marginal_likelihood"].values
-    save(
-        options,
-        f"alive_{num_units:03d}_{repeat}",
-        {
-            "num_units": num_units,
-            "repeat": repeat,
-            "error": float(error),
-            "lppd": float(lppd),
-            "params": {name: float(value) for name, value in fit.params.items()},
-            "islands": islands.tolist(),
-            "median_lowest_ess": float(result["anneal_trace"]["ess_lowest"].median()),
-            "num_moves": int(result["anneal_trace"].sizes["step"]),
-            "log_evidence": slow.log_evidence,
-            "log_evidence_se": slow.log_evidence_se,
-        },
-    )
+    error, lppd = judge(samples["first"], samples["second"], np.exp(log_weight), *new)
+    return {
+        "error": float(error),
+        "lppd": float(lppd),
+        "params": {name: float(value) for name, value in slow.params.items()},
+        "islands": result["sample_stats"]["log_marginal_likelihood"].values.tolist(),
+        "median_lowest_ess": float(result["anneal_trace"]["ess_lowest"].median()),
+        "num_moves": int(result["anneal_trace"].sizes["step"]),
+        "log_evidence": slow.log_evidence,
+        "log_evidence_se": slow.log_evidence_se,
+    }
 
 
 # -- pictures and tables --------------------------------------------------------------------
@@ -363,15 +361,16 @@ def main():
         steps=100,
         printed_particles=20,
         particles=64,
+        islands=4,
         fit_steps=20,
         slowness=4.0,
     )
     if options.full:
         options.steps, options.repeats = 500, 10 if "printed" in options.parts else 5
-        options.slowness = 200.0
+        options.slowness = 50.0
         options.printed_particles = 100 if options.digits == "49" else 50
         options.images = 1_000 if options.digits == "49" else 2_500
-        options.particles, options.fit_steps = 256, 100
+        options.particles, options.fit_steps = 512, 300
     digits = [int(digit) for digit in options.digits]
     for num_units in (int(n) for n in options.units.split(",")):
         if "printed" in options.parts:
@@ -379,8 +378,7 @@ def main():
                 options, digits, num_units, options.printed_particles, options.images
             )
         if "alive" in options.parts:
-            for repeat in range(options.repeats):
-                alive(options, num_units, repeat)
+            alive(options, num_units)
     draw(options.output)
     print(tables(options.output))
 
