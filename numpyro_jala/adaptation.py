@@ -12,6 +12,7 @@ from jax import lax
 from jax.scipy.special import ndtri
 
 from numpyro_jala._typing import Array
+from numpyro_jala.sharding import locally
 from numpyro_jala.weights import conditional_fraction
 
 #: Variance of the log-weights that one move at a fixed target may cause.
@@ -53,7 +54,11 @@ def by_island(fn: Callable[..., Any], *arrays: Any) -> Any:
     For factorisations on a CPU: jaxlib spreads batched ones over a pool of threads, where
     two at a time can wait for each other for ever.
     """
-    return lax.map(lambda entries: fn(*entries), arrays)
+
+    def each(*entries: Any) -> Any:
+        return lax.map(lambda entry: fn(*entry), entries)
+
+    return locally(each, *arrays)
 
 
 def _centre(weight: Array, values: Array) -> Array:

@@ -19,10 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
+from jax.experimental.multihost_utils import process_allgather
 
 from numpyro_jala import stages
 from numpyro_jala._typing import Array, PRNGKey, Tree
 from numpyro_jala.record import Run
+from numpyro_jala.sharding import fetch, is_key, place
 from numpyro_jala.state import ASCEND, CLIMB, Info, State
 from numpyro_jala.versions import version_of
 
@@ -53,9 +55,8 @@ class Identity(NamedTuple):
 
 def _plain(leaf: Any) -> np.ndarray:
     """Return an array of plain numbers: those of a key, or the bytes of other types."""
-    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        leaf = random.key_data(leaf)
-    array = np.asarray(leaf)
+    leaf = fetch(leaf)
+    array = np.asarray(random.key_data(leaf) if is_key(leaf) else leaf)
     is_native = array.dtype.kind in "biufc"
     return array if is_native else np.frombuffer(array.tobytes(), np.uint8)
 
@@ -95,7 +96,7 @@ def identify(run: Run, start: Tree) -> Identity:
         memory = settings.optimiser.init(params)
         optimise = jax.jit(settings.optimiser.step)
         programs.append(optimise.lower(params, memory, params).as_text())
-    chosen = settings._replace(optimiser=None)
+    chosen = settings._replace(optimiser=None, mesh=None)
     return Identity(
         versions={name: version_of(name) for name in _PACKAGES},
         data=_digest_tree((run.args, run.kwargs)),
@@ -126,10 +127,13 @@ class Checkpoint:
     def save(self, run: Run, state: State) -> None:
         """Write the run; where that fails, warn and let it go on."""
         self._num_unsaved = 0
+        packed = _pack(run, state, self.identity)
+        if jax.process_index() != 0:
+            return
         part = self.path.with_name(self.path.name + ".part")
         try:
             with open(part, "wb") as file:
-                np.savez(file, allow_pickle=False, **_pack(run, state, self.identity))
+                np.savez(file, allow_pickle=False, **packed)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(part, self.path)
@@ -145,7 +149,7 @@ class Checkpoint:
 
     def load(self, run: Run, rng_key: PRNGKey, num_steps: int) -> State | None:
         """Return the state that was saved, with its history in the run, if there is one."""
-        if not self.path.exists():
+        if not self._exists():
             return None
         try:
             with np.load(self.path, allow_pickle=False) as file:
@@ -165,6 +169,16 @@ class Checkpoint:
                 f"more than num_steps={num_steps}. Give another path, or delete the file."
             )
         return state
+
+    def _exists(self) -> bool:
+        """Tell whether there is a file, for all processes."""
+        seen = process_allgather(np.asarray(self.path.exists()))
+        if seen.any() and not seen.all():
+            raise ValueError(
+                f"Some processes find the checkpoint {str(self.path)!r} and others do "
+                "not. Give a path that all of them can read."
+            )
+        return bool(seen.all())
 
     def _check(self, found: Identity) -> None:
         for field, what in _BELONGINGS.items():
@@ -220,10 +234,10 @@ def _unpack(
     params = run.fixed.layout.init_params
     blank = jax.eval_shape(partial(stages.start, run.fixed), rng_key, run.data, params)
     leaves, tree = jax.tree.flatten(blank)
-    restored = [
+    restored: list[Any] = [
         _restore(leaf, saved[f"state_{i}"], rng_key) for i, leaf in enumerate(leaves)
     ]
-    return jax.tree.unflatten(tree, restored)
+    return place(run.fixed.settings.mesh, jax.tree.unflatten(tree, restored))
 
 
 def _restore(blank: Any, saved: np.ndarray, rng_key: PRNGKey) -> Array:

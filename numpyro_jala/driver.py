@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import random
 from tqdm.auto import tqdm
 
@@ -54,12 +55,12 @@ def _walk(
     goal = state.target.params if goal is None else goal
     new, infos, count = stages.walk(
         run.fixed,
-        run.data,
+        run.placed,
         state,
-        jnp.asarray(stage),
-        jnp.asarray(num_steps),
+        np.asarray(stage),
+        np.asarray(num_steps),
         goal,
-        jnp.asarray(wait),
+        np.asarray(wait),
     )
     alive = int(jnp.isfinite(new.cloud.log_weight).any(-1).sum())
     # One island alone has no others to learn from.
@@ -182,7 +183,7 @@ def finish(run: Run, state: State) -> None:
     for _ in range(CLOUDS):
         state = _walk(run, state, REST, APART, params)
         clouds.append(state.cloud)
-    found = stages.estimate(run.fixed, bridge_key, run.data, params, clouds)
+    found = stages.estimate(run.fixed, bridge_key, run.placed, params, clouds)
     bridge = evidence.at_level(*found)
     run.num_evaluations += len(clouds) * state.cloud.log_weight.size
     known = _inform(run, params, clouds)
@@ -209,7 +210,7 @@ def _inform(run: Run, params: Array, clouds: list[Cloud]) -> Information | None:
 
     def average(cloud: Cloud, follows: bool) -> Moments:
         run.num_evaluations += cloud.log_weight.size * (1 + 2 * params.size)
-        found = stages.louis(run.fixed, run.data, params, cloud, jnp.asarray(follows))
+        found = stages.louis(run.fixed, run.placed, params, cloud, np.asarray(follows))
         return jax.device_get(found)
 
     # A linear flow serves where the posterior is nearly Gaussian, else it may add noise.

@@ -10,8 +10,19 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import random
+from jax.sharding import Mesh
 
-from numpyro_jala import checks, diagnosis, driver, em, options, path, reference, stages
+from numpyro_jala import (
+    checks,
+    diagnosis,
+    driver,
+    em,
+    options,
+    path,
+    reference,
+    sharding,
+    stages,
+)
 from numpyro_jala._typing import Array, PRNGKey, Tree
 from numpyro_jala.checkpoint import Checkpoint, check_path, identify
 from numpyro_jala.fitter import Fitter
@@ -80,6 +91,10 @@ class JALAEM(Fitter):
         Of the model's matrix products, as in :func:`jax.default_matmul_precision`. By
         default the fastest that is right to float32, which the evidence needs: an
         accelerator's own default is not.
+    mesh
+        A :class:`jax.sharding.Mesh` whose devices share the islands; their number divides
+        that of the islands. It may span the processes of ``jax.distributed``: then each
+        of them makes the same calls.
     """
 
     def __init__(
@@ -96,6 +111,7 @@ class JALAEM(Fitter):
         reference: Any = "prior",
         slowness: float = 1.0,
         matmul_precision: str | None = None,
+        mesh: Mesh | None = None,
     ) -> None:
         options.check_options(
             num_particles,
@@ -106,6 +122,7 @@ class JALAEM(Fitter):
             ess_threshold,
         )
         options.check_slowness(slowness)
+        options.check_mesh(mesh, num_islands)
         super().__init__(model, matmul_precision)
         self.optim = optim
         self.num_particles = num_particles
@@ -116,6 +133,7 @@ class JALAEM(Fitter):
         self.ess_threshold = ess_threshold
         self.reference = reference
         self.slowness = slowness
+        self.mesh = mesh
         self._optimiser = em.as_optimiser(optim or em.default_for_many())
 
     # -- the pure interface, as SVI has it --------------------------------------------
@@ -150,7 +168,8 @@ class JALAEM(Fitter):
         problem, settings = self._problem(args, kwargs)
         stage = jnp.asarray(ASCEND)
         goal = state.target.params
-        return path.step(problem, settings, state, stage, goal, stage)
+        with sharding.over(self.mesh):
+            return path.step(problem, settings, state, stage, goal, stage)
 
     def get_params(self, state: State) -> dict[str, Tree]:
         """Return the constrained parameters of a state of this object's model."""
@@ -263,7 +282,8 @@ class JALAEM(Fitter):
         self._check_alive_start(state, run.trace)
         if start.particles is None and run.data.gaussian is None:
             layout = run.fixed.layout
-            draws = np.asarray(state.cloud.position).reshape(-1, layout.dim)
+            draws = np.asarray(sharding.fetch(state.cloud.position))
+            draws = draws.reshape(-1, layout.dim)
             run.heaps = checks.find_heaps(draws, layout.columns())
         return state
 
@@ -284,19 +304,21 @@ class JALAEM(Fitter):
             newton=self.optim is None and few_params,
             trusted=self.optim is None and not few_params,
             slowness=self.slowness,
+            mesh=self.mesh,
         )
 
     def _begin(
         self, rng_key: PRNGKey, fixed: Fixed, data: Data, trace: Trace, start: Start
     ) -> State:
         params = self._first_params(fixed.layout, trace, start.params)
+        rng_key, data, params = sharding.place(self.mesh, (rng_key, data, params))
         if start.particles is None:
             options.check_can_anneal(self.num_islands, self.preconditioner)
             return stages.start(fixed, rng_key, data, params)
         options.check_particles(start.particles, fixed.layout.latents, self.num_particles)
-        given = {name: jnp.asarray(value) for name, value in start.particles.items()}
+        given = {name: np.asarray(value) for name, value in start.particles.items()}
         known = 0.0 if start.log_evidence is None else start.log_evidence
-        first = jnp.asarray(known, params.dtype)
+        first = np.asarray(known, params.dtype)
         return stages.start_given(fixed, rng_key, data, params, given, first)
 
     def _check_alive_start(self, state: State, trace: Trace) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from numpyro_jala.model import Layout
 from numpyro_jala.resampling import SCHEMES
@@ -69,6 +70,17 @@ def check_slowness(value: float) -> None:
     if not 1 <= value < math.inf:
         raise ValueError(
             f"slowness={value!r} is not a number of at least 1, which is the default pace."
+        )
+
+
+def check_mesh(mesh: Mesh | None, num_islands: int) -> None:
+    """Check that the devices of a mesh can share the islands."""
+    if mesh is not None and not isinstance(mesh, Mesh):
+        raise TypeError(f"mesh={mesh!r} is not a jax.sharding.Mesh, or None.")
+    if mesh is not None and num_islands % mesh.size:
+        raise ValueError(
+            f"num_islands={num_islands} cannot be shared by the {mesh.size} devices of "
+            "mesh: each holds as many as the others. Take a multiple."
         )
 
 

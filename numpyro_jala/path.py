@@ -29,6 +29,7 @@ from numpyro_jala.langevin import Kernel
 from numpyro_jala.planning import plan
 from numpyro_jala.precision import exactly
 from numpyro_jala.resampling import SCHEMES
+from numpyro_jala.sharding import share, spread
 from numpyro_jala.smc import Cloud, Target
 from numpyro_jala.state import (
     ASCEND,
@@ -70,6 +71,7 @@ def start(
     Unless the parameters are to ascend at once, the particles move before anything is
     planned, and so ``num_moves`` starts at one.
     """
+    position = spread(position)
     found, score_fn = _evaluate(problem, settings, target, position)
     cloud = smc.start(position, found, log_evidence)
     weight = normalise(cloud.log_weight)
@@ -105,6 +107,7 @@ def start(
         optim_state=optim_state,
         mean_params=target.params,
     )
+    blank = _spread_state(blank)
     if not ascends:
         return blank
     stage = jnp.asarray(ASCEND)
@@ -229,7 +232,7 @@ def step(
         lambda: smc.resample(resample_key, cloud, scheme, settings.ess_threshold),
     )
     new = moved._replace(plan=planned, cloud=cloud, optim_state=optim_state)
-    return new, Info(
+    report = Info(
         params=traced(target.params),
         temperature=target.temperature,
         log_evidence=smc.log_evidence(cloud),
@@ -239,6 +242,21 @@ def step(
         grad_norm=jnp.linalg.norm(planned.score),
         promise=planned.promise,
         died=info.died,
+    )
+    return _spread_state(new), share(report)
+
+
+def _spread_state(state: State) -> State:
+    """Keep what belongs to an island where its particles are, and the rest everywhere."""
+    plan, shares = state.plan, share(state)
+    return shares._replace(
+        cloud=spread(state.cloud),
+        log_step_size=spread(state.log_step_size),
+        factor=spread(state.factor),
+        plan=shares.plan._replace(
+            transport_shift=spread(plan.transport_shift),
+            transport_learned=spread(plan.transport_learned),
+        ),
     )
 
 

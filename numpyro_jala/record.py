@@ -11,6 +11,7 @@ import numpy as np
 from numpyro_jala import evidence, information
 from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.information import Information, Uncertainty
+from numpyro_jala.sharding import fetch, place
 from numpyro_jala.sites import Trace
 from numpyro_jala.stages import Data, Fixed
 from numpyro_jala.state import CLIMB, Info, State
@@ -45,6 +46,7 @@ class Run:
     ) -> None:
         self.fixed = fixed
         self.data = data
+        self.placed = place(fixed.settings.mesh, data)  # on all devices
         self.trace = trace
         self.args = args
         self.kwargs = kwargs
@@ -110,7 +112,7 @@ class Run:
         is_free = self.fixed.layout.is_free
         weight = normalise(state.cloud.log_weight)
         alive = jnp.maximum(jnp.sum(weight.sum(-1) > 0), 1)
-        self.finished = Result(
+        result = Result(
             params,
             state.cloud.position,
             jnp.log(weight / alive),
@@ -120,3 +122,4 @@ class Run:
             None if known is None else information.invert(known, is_free),
             state.rng_key,
         )
+        self.finished = fetch(result)

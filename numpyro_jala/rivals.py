@@ -74,6 +74,7 @@ class Rival(Fitter):
             optimiser=self._optimiser,
             newton=False,
             trusted=False,
+            mesh=None,
             slowness=1,
         )
 

@@ -20,6 +20,7 @@ from numpyro_jala.information import Moments, moments
 from numpyro_jala.model import Layout
 from numpyro_jala.precision import exactly
 from numpyro_jala.resampling import systematic
+from numpyro_jala.sharding import on_mesh, share
 from numpyro_jala.smc import Target
 from numpyro_jala.state import CLIMB, HOLD, REST, Info, Problem, Settings, State, no_info
 from numpyro_jala.weights import normalise
@@ -61,6 +62,7 @@ def problem_of(fixed: Fixed, data: Data) -> Problem:
 
 
 @partial(jax.jit, static_argnums=0)
+@on_mesh
 @exactly
 def start(fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array) -> State:
     """Draw a cloud from the reference."""
@@ -75,6 +77,7 @@ def start(fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array) -> State:
 
 
 @partial(jax.jit, static_argnums=0)
+@on_mesh
 @exactly
 def start_given(
     fixed: Fixed,
@@ -97,6 +100,7 @@ def start_given(
 
 
 @partial(jax.jit, static_argnums=0)
+@on_mesh
 def walk(
     fixed: Fixed,
     data: Data,
@@ -129,6 +133,7 @@ def walk(
     return lax.while_loop(unfinished, body, (state, infos, jnp.zeros((), int)))
 
 
+@on_mesh
 def anneal(fixed: Fixed, data: Data, state: State) -> State:
     """Walk from the reference to the posterior in one go."""
     problem, stage = problem_of(fixed, data), jnp.asarray(CLIMB)
@@ -145,6 +150,7 @@ def anneal(fixed: Fixed, data: Data, state: State) -> State:
 
 
 @partial(jax.jit, static_argnums=0)
+@on_mesh
 @exactly
 def estimate(
     fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array, clouds: list[smc.Cloud]
@@ -175,7 +181,7 @@ def estimate(
     at_new = jnp.where(jnp.isfinite(at_new), at_new, jnp.inf)
     level = jnp.min(jnp.where(weight > 0, potential, jnp.inf))
     at_particles, at_draws = level - potential - at_particles, level - at_new - at_draws
-    return evidence.bridge(weight, at_particles, at_draws), level
+    return share((evidence.bridge(weight, at_particles, at_draws), level))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -188,6 +194,7 @@ def best_params(fixed: Fixed, state: State) -> Array:
     return jnp.where(is_near & (state.num_steps > 0), state.mean_params, params)
 
 
+@on_mesh
 def settle(fixed: Fixed, data: Data, state: State) -> tuple[Array, evidence.Bridge, State]:
     """Rest at the estimate and find the evidence there, in one go."""
     problem, stage = problem_of(fixed, data), jnp.asarray(REST)
@@ -216,6 +223,7 @@ def settle(fixed: Fixed, data: Data, state: State) -> tuple[Array, evidence.Brid
 
 
 @partial(jax.jit, static_argnums=0)
+@on_mesh
 @exactly
 def louis(
     fixed: Fixed, data: Data, params: Array, cloud: smc.Cloud, follows: Array
@@ -223,7 +231,7 @@ def louis(
     """Average over one cloud at rest what the information about the parameters needs."""
     joint = fixed.layout.joint(data.arrays)
     weight, dense = normalise(cloud.log_weight), fixed.settings.preconditioner == "dense"
-    return moments(joint, params, weight, cloud.position, dense, follows)
+    return share(moments(joint, params, weight, cloud.position, dense, follows))
 
 
 @partial(jax.jit, static_argnums=0)

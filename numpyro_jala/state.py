@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from numpyro_jala import em
 from numpyro_jala._typing import Array, Potential, PRNGKey, Tree
@@ -35,6 +36,7 @@ class Settings(NamedTuple):
     newton: bool  # the default for few parameters
     trusted: bool  # shorten the optimiser's steps
     slowness: float
+    mesh: Mesh | None  # whose devices share the islands
 
     @property
     def adapts(self) -> bool:

@@ -5,6 +5,7 @@ from importlib.metadata import version
 
 # The tests run in parallel anyway, and spend their time compiling, not computing.
 FLAGS = "--xla_cpu_multi_thread_eigen=false --xla_backend_optimization_level=0"
+FLAGS += " --xla_force_host_platform_device_count=4"
 if version("jaxlib").startswith("0.10."):  # later ones do not know it
     FLAGS += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", FLAGS)

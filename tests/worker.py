@@ -1,0 +1,55 @@
+"""One of two processes that fit a model together; the second dies in its second fit."""
+
+import os
+import sys
+
+import jax
+import numpy as np
+from jax import random
+from jax.sharding import Mesh
+
+from numpyro_jala import JALAEM, stages
+from numpyro_jala.state import ASCEND
+from tests.tools import SCHOOLS, normal_means
+
+OPTIONS = {"num_particles": 64, "num_islands": 4}
+
+
+def fit(num_steps, checkpoint):
+    """Fit the model on all devices of all processes."""
+    mesh = Mesh(np.array(jax.devices()), ("devices",))
+    jala = JALAEM(normal_means, **OPTIONS, mesh=mesh)
+    jala.run(
+        random.key(0),
+        num_steps,
+        SCHOOLS,
+        progress_bar=False,
+        checkpoint=checkpoint,
+        checkpoint_every=5,
+    )
+    return jala
+
+
+def die(*args):
+    """End this process as a machine does that loses its power."""
+    os._exit(9)
+
+
+def main(rank, port, checkpoint):
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"localhost:{port}", 2, rank, heartbeat_timeout_seconds=10)
+    jala = fit(10, checkpoint)
+    mean = jala.get_samples()["x"].mean()
+    print("FOUND", float(jala.params["mu"]), jala.log_evidence, float(mean), flush=True)
+    walk = stages.walk
+
+    def fatal(fixed, data, state, stage, *rest):
+        step = die if rank == 1 and stage == ASCEND else walk
+        return step(fixed, data, state, stage, *rest)
+
+    stages.walk = fatal
+    fit(20, checkpoint)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
