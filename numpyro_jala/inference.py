@@ -311,14 +311,16 @@ class JALAEM(Fitter):
         self, rng_key: PRNGKey, fixed: Fixed, data: Data, trace: Trace, start: Start
     ) -> State:
         params = self._first_params(fixed.layout, trace, start.params)
-        rng_key, data, params = sharding.place(self.mesh, (rng_key, data, params))
+        mesh = self.mesh
+        rng_key, data, params = sharding.place(mesh, (rng_key, data, params))
         if start.particles is None:
             options.check_can_anneal(self.num_islands, self.preconditioner)
             return stages.start(fixed, rng_key, data, params)
         options.check_particles(start.particles, fixed.layout.latents, self.num_particles)
-        given = {name: np.asarray(value) for name, value in start.particles.items()}
+        given = {name: jnp.asarray(value) for name, value in start.particles.items()}
         known = 0.0 if start.log_evidence is None else start.log_evidence
-        first = np.asarray(known, params.dtype)
+        first = jnp.asarray(known, params.dtype)
+        given, first = sharding.place(mesh, (given, first))
         return stages.start_given(fixed, rng_key, data, params, given, first)
 
     def _check_alive_start(self, state: State, trace: Trace) -> None:

@@ -37,7 +37,7 @@ def die(*args):
 
 def main(rank, port, checkpoint):
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(f"localhost:{port}", 2, rank, heartbeat_timeout_seconds=10)
+    jax.distributed.initialize(f"localhost:{port}", 2, rank, heartbeat_timeout_seconds=5)
     jala = fit(10, checkpoint)
     mean = jala.get_samples()["x"].mean()
     print("FOUND", float(jala.params["mu"]), jala.log_evidence, float(mean), flush=True)

@@ -1,0 +1,122 @@
+"""How the cost of a step grows with particles, latents and devices.
+
+``particles``: a logistic regression with nine latents. ``latents``: normal means, each seen
+once. ``devices``: the same islands on 1, 2, 4 and 8 devices, which on a CPU share its cores.
+JSON lines; run ``python examples/benchmarks/scaling.py --help``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from fused import logistic_data
+from jax import random
+from jax.sharding import Mesh
+from records import emit
+from speed import in_turn, logistic_model
+
+from numpyro_jala import JALAEM, stages
+from numpyro_jala.inference import Start
+from numpyro_jala.state import ASCEND
+
+ISLANDS = 8
+NOTHING_GIVEN = Start(None, None, None, None)
+
+
+def means_model(y: Any) -> None:
+    """See each of many means once."""
+    centre = numpyro.param("centre", 0.0)
+    with numpyro.plate("data", len(y)):
+        z = numpyro.sample("z", dist.Normal(centre, 1.0))
+        numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+
+def measure(jala: JALAEM, data: tuple[Any, ...], num_steps: int) -> dict[str, float]:
+    """Return the time of a step of EM, and what its program needs of memory."""
+    run = jala._prepare(random.key(0), random.key(1), NOTHING_GIVEN, data, {})
+    state = jala._first_state(random.key(2), run, NOTHING_GIVEN)
+    target = state.target._replace(temperature=np.ones(ISLANDS, np.float32))
+    state = state._replace(target=target, plan=state.plan._replace(target=target))
+    numbers = np.asarray(ASCEND), np.asarray(num_steps), target.params, np.asarray(0)
+    walk = stages.walk.lower(run.fixed, run.placed, state, *numbers).compile()
+    memory = walk.memory_analysis()
+    seconds = in_turn(3, walk=lambda: walk(run.placed, state, *numbers))["walk"]
+    return {
+        "step_ms": 1e3 * seconds / num_steps,
+        "ns_per_particle": 1e9 * seconds / num_steps / jala.num_particles,
+        "memory_mb": (memory.temp_size_in_bytes + memory.output_size_in_bytes) / 1e6,
+        "particles_mb": state.cloud.position.nbytes / 1e6,
+    }
+
+
+def by_particles(powers: tuple[int, ...]) -> None:
+    """Grow the cloud."""
+    for power in powers:
+        # Islands of equal size, of about a power of ten in all.
+        count = ISLANDS * max(round(10**power / ISLANDS), 4)
+        jala = JALAEM(logistic_model, num_particles=count)
+        num_steps = int(np.clip(2e6 / count, 2, stages.CHUNK))
+        found = measure(jala, logistic_data(), num_steps)
+        emit({"part": "particles", "num_particles": count, **found})
+
+
+def by_latents(powers: tuple[int, ...]) -> None:
+    """Grow the model."""
+    for power in powers:
+        y = np.random.default_rng(0).normal(size=10**power).astype(np.float32)
+        jala = JALAEM(means_model, num_particles=256, num_islands=ISLANDS)
+        num_steps = int(np.clip(2e6 / 10**power, 2, stages.CHUNK))
+        found = measure(jala, (y,), num_steps)
+        emit({"part": "latents", "num_latents": len(y), **found})
+
+
+def on_devices(num_particles: int) -> None:
+    """Spread the islands over all devices of this process."""
+    devices = np.array(jax.devices())
+    mesh = Mesh(devices, ("devices",)) if devices.size > 1 else None
+    jala = JALAEM(logistic_model, num_particles=num_particles, mesh=mesh)
+    found = measure(jala, logistic_data(), 20)
+    emit({"part": "devices", "num_devices": devices.size, **found})
+
+
+def by_devices(counts: tuple[int, ...]) -> None:
+    """Start a process with each number of devices."""
+    for count in counts:
+        flags = f"{os.environ.get('XLA_FLAGS', '')} "
+        flags += f"--xla_force_host_platform_device_count={count}"
+        subprocess.run(
+            [sys.executable, __file__, "one"],
+            check=True,
+            env={**os.environ, "XLA_FLAGS": flags},
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parts = ["particles", "latents", "devices"]
+    parser.add_argument("parts", nargs="*", default=parts)
+    parser.add_argument("--largest", type=int, default=5, help="power of ten")
+    options = parser.parse_args()
+    for part in options.parts:
+        if part == "particles":
+            by_particles(tuple(range(2, options.largest + 1)))
+        elif part == "latents":
+            by_latents(tuple(range(1, options.largest + 1)))
+        elif part == "devices":
+            by_devices((1, 2, 4, 8))
+        elif part == "one":
+            on_devices(8_000)
+        else:
+            parser.error(f"{part!r} is not one of {parts}")
+
+
+if __name__ == "__main__":
+    main()
