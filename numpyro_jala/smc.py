@@ -1,6 +1,7 @@
 """The engine: carry a cloud of weighted particles to the next target."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -66,6 +67,22 @@ class Derivatives(NamedTuple):
     scores: Array  # (num_islands, num_particles, num_params or 0)
 
 
+def over_islands(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Map over the islands.
+
+    A compiler for CPUs shares the first axis out among the cores, so that of one island
+    must not come first.
+    """
+
+    def mapped(*trees: Any) -> Any:
+        if jax.tree.leaves(trees)[0].shape[0] > 1:
+            return jax.vmap(function)(*trees)
+        alone = function(*jax.tree.map(lambda leaf: leaf[0], trees))
+        return jax.tree.map(lambda leaf: leaf[None], alone)
+
+    return mapped
+
+
 #: ``score_fn(weight)``: the weighted sum of the particles' scores, (num_params,).
 ScoreFn: TypeAlias = Callable[[Array], Array]
 
@@ -84,36 +101,33 @@ def evaluate(
     parameters. Without it they are only ever summed, in one pull-back of the potentials
     with the weights: memory does not grow with particles times parameters.
     """
-    num_islands, num_particles, _ = position.shape
-    shape = num_islands, num_particles
+    shape = position.shape[:2]
     temperature = jnp.broadcast_to(target.temperature[:, None], shape)
-    # A compiler shares the first axis out among cores, so it must not have one entry.
-    flat = num_islands == 1
-    if flat:
-        temperature, position = temperature[0], position[0]
 
-    def over_all(function: Potential, axes: Any) -> Potential:
-        each_island = jax.vmap(function, axes)
-        return each_island if flat else jax.vmap(each_island, axes)
-
-    params = target.params
     if each:
-        params = jnp.broadcast_to(params, (*temperature.shape, *params.shape))
-    all_fn = over_all(potential_fn, (0 if each else None, 0, 0))
+        params = jnp.broadcast_to(target.params, (*shape, *target.params.shape))
+        all_fn = over_islands(jax.vmap(potential_fn))
+    else:
+        params = target.params
+
+        def all_fn(shared: Array, heat: Array, x: Array) -> Array:
+            one_fn = jax.vmap(potential_fn, (None, 0, 0))
+            found: Array = over_islands(partial(one_fn, shared))(heat, x)
+            return found
+
     potential, pull = jax.vjp(all_fn, params, temperature, position)
     pull = roughly(pull) if rough_gradient else pull
     scores, slope, gradient = pull(jnp.ones_like(temperature))
     if not each:
-        scores = jnp.zeros((*temperature.shape, 0), position.dtype)
-    found = Derivatives(potential, gradient, slope, scores)
-    found = jax.tree.map(lambda leaf: leaf[None] if flat else leaf, found)
+        scores = jnp.zeros((*shape, 0), position.dtype)
 
     def score_fn(weight: Array) -> Array:
         if each:
-            return jnp.einsum("jn,jnp->p", weight, found.scores)
-        return pull(weight[0] if flat else weight)[0]
+            return jnp.einsum("jn,jnp->p", weight, scores)
+        summed: Array = pull(weight)[0]
+        return summed
 
-    return found, score_fn
+    return Derivatives(potential, gradient, slope, scores), score_fn
 
 
 def log_evidence(cloud: Cloud) -> Array:
@@ -166,7 +180,8 @@ def resample(
     ancestors = jnp.where(due[:, None], drawn, jnp.arange(num_particles))
 
     def pick(values: Array) -> Array:
-        return jax.vmap(lambda rows, index: rows[index])(values, ancestors)
+        picked: Array = over_islands(lambda rows, index: rows[index])(values, ancestors)
+        return picked
 
     settled = jnp.where(due, log_mean_exp(cloud.log_weight), 0.0)
     return Cloud(
@@ -196,12 +211,11 @@ def step(
     num_islands, num_particles = cloud.log_weight.shape
     move_key, test_key = random.split(rng_key)
     keys = random.split(move_key, num_islands)
-    moved = jax.vmap(langevin.move)(keys, kernel, cloud.position, cloud.gradient)
+    moved = over_islands(langevin.move)(keys, kernel, cloud.position, cloud.gradient)
     found, score_fn = evaluate_fn(moved.position)
     # The difference first: the same float enters twice along the path and cancels.
-    increment = (cloud.potential - found.potential) + jax.vmap(langevin.work)(
-        kernel, moved, found.gradient
-    )
+    work = over_islands(langevin.work)(kernel, moved, found.gradient)
+    increment = (cloud.potential - found.potential) + work
     was_alive = jnp.isfinite(cloud.log_weight)
     alive = is_alive(found) & jnp.isfinite(increment) & was_alive
     increment = jnp.where(alive, increment, -jnp.inf)

@@ -162,7 +162,7 @@ def main() -> None:
         if part == "logistic":
             against_fused(part, 1_000, options.steps, options.repeats)
         elif part == "network":
-            against_fused(part, 50, max(options.steps // 10, 1), options.repeats)
+            against_fused(part, 50, 2 * options.steps // 5, options.repeats)
         elif part == "evaluation":
             against_evaluation(1_000, options.repeats)
         else:

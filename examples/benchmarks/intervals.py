@@ -1,6 +1,6 @@
 """Simulate data sets, fit each by default settings, and count what the intervals cover.
 
-Run ``python examples/benchmarks/coverage.py --help``.
+Run ``python examples/benchmarks/intervals.py --help``.
 """
 
 from __future__ import annotations
