@@ -119,24 +119,9 @@ def algorithms(num_units, num_classes, num_particles):
     return {"JALA-EM": jala, **rivals}
 
 
-def moved_once(jala, state, x, labels):
-    """Return where the particles would go in one more step, before their resampling."""
-    freely = JALAEM(
-        jala.model,
-        jala.optim,
-        num_particles=jala.num_particles,
-        num_islands=1,
-        step_size=jala.step_size,
-        preconditioner=None,
-        ess_threshold=0.0,
-    )
-    return freely.update(state, x, labels)[0].cloud.position[0]
-
-
 def trainer(algorithm, num_units, num_classes, num_chunks):
     """Return a function that trains by chunks of ten steps and judges after each."""
     num_particles = algorithm.num_particles
-    equal = jnp.full(num_particles, 1 / num_particles)
     is_weighted = isinstance(algorithm, JALAEM)
 
     def begin(rng_key, x, labels):
@@ -150,18 +135,15 @@ def trainer(algorithm, num_units, num_classes, num_chunks):
         }
         return algorithm.init(init_key, x, labels, init_particles=drawn)
 
-    def look(state, info, x, labels, new_x, new_labels):
+    def look(state, info, new_x, new_labels):
         if is_weighted:
-            clouds = [state.cloud.position[0], moved_once(algorithm, state, x, labels)]
-            params, ess = state.target.params, info.ess[0]
+            position, params = state.cloud.position[0], state.target.params
+            weight, ess = jax.nn.softmax(state.cloud.log_weight[0]), info.ess[0]
         else:
-            clouds, params, ess = [state.position[0]], state.params, jnp.ones(())
-        judged = [
-            judge(*layers_of(cloud, num_units, num_classes), equal, new_x, new_labels)
-            for cloud in clouds
-        ]
-        error, lppd = map(jnp.stack, zip(*judged, strict=True))
-        return error, lppd, params, ess
+            position, params = state.position[0], state.params
+            weight, ess = jnp.full(num_particles, 1 / num_particles), jnp.ones(())
+        layers = layers_of(position, num_units, num_classes)
+        return (*judge(*layers, weight, new_x, new_labels), params, ess)
 
     def train(rng_key, x, labels, new_x, new_labels):
         def chunk(state, _):
@@ -170,7 +152,7 @@ def trainer(algorithm, num_units, num_classes, num_chunks):
 
             state, infos = lax.scan(step, state, length=10)
             last = jax.tree.map(lambda leaf: leaf[-1], infos)
-            return state, look(state, last, x, labels, new_x, new_labels)
+            return state, look(state, last, new_x, new_labels)
 
         state = begin(rng_key, x, labels)
         return lax.scan(chunk, state, length=num_chunks)[1]
@@ -191,14 +173,12 @@ def as_printed(options, digits, num_units, num_particles, num_images):
         print(f"{name}, {num_units} units, digits {digits}")
         train = trainer(algorithm, num_units, len(digits), options.steps // 10)
         error, lppd, params, ess = jax.device_get(train((keys, *data)))
-        # All particles after a resampling are copies of a few, so the step also counts.
-        for i, when in enumerate(("", ", moved once more")[: error.shape[-1]]):
-            found[name + when] = {
-                "error": np.asarray(error[..., i], float).tolist(),
-                "lppd": np.asarray(lppd[..., i], float).tolist(),
-                "theta": np.asarray(params[0], float).tolist(),
-                "ess": np.asarray(ess, float).tolist(),
-            }
+        found[name] = {
+            "error": np.asarray(error, float).tolist(),
+            "lppd": np.asarray(lppd, float).tolist(),
+            "theta": np.asarray(params[0], float).tolist(),
+            "ess": np.asarray(ess, float).tolist(),
+        }
     part = {
         "digits": digits,
         "num_units": num_units,
@@ -321,7 +301,7 @@ def printed_row(part, name, found):
     """Describe one algorithm's repeats, beside the paper's numbers."""
     error = 100 * np.asarray(found["error"])[:, -1]
     spread = error.std(ddof=1) if len(error) > 1 else float("nan")
-    known = PAPER.get(part["num_units"], {}).get(name.split(",")[0])
+    known = PAPER.get(part["num_units"], {}).get(name)
     has_paper = known and len(part["digits"]) == 4
     return [
         "".join(map(str, part["digits"])),
