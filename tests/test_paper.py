@@ -148,7 +148,7 @@ def test_the_page_holds_the_stored_results(experiment):
     page = experiment("page")
     text = (page.DOCS / "paper.md").read_text()
     assert page.fill(text) == text
-    assert text.count("<!-- table:") == 3 and "100 of 100" in text
+    assert text.count("<!-- table:") == 4 and "100 of 100" in text
 
 
 def test_numbers_are_stored_with_seven_digits(experiment, tmp_path):
