@@ -20,11 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import random
 from jax.experimental.multihost_utils import process_allgather
+from jax.sharding import Mesh
 
 from numpyro_jala import stages
 from numpyro_jala._typing import Array, PRNGKey, Tree
 from numpyro_jala.record import Run
-from numpyro_jala.sharding import fetch, is_key, place
+from numpyro_jala.sharding import fetch, is_key, place, spans_processes
 from numpyro_jala.state import ASCEND, CLIMB, Info, State
 from numpyro_jala.versions import version_of
 
@@ -128,7 +129,7 @@ class Checkpoint:
         """Write the run; where that fails, warn and let it go on."""
         self._num_unsaved = 0
         packed = _pack(run, state, self.identity)
-        if jax.process_index() != 0:
+        if spans_processes(run.fixed.settings.mesh) and jax.process_index() != 0:
             return
         part = self.path.with_name(self.path.name + ".part")
         try:
@@ -149,7 +150,7 @@ class Checkpoint:
 
     def load(self, run: Run, rng_key: PRNGKey, num_steps: int) -> State | None:
         """Return the state that was saved, with its history in the run, if there is one."""
-        if not self._exists():
+        if not self._exists(run.fixed.settings.mesh):
             return None
         try:
             with np.load(self.path, allow_pickle=False) as file:
@@ -170,9 +171,12 @@ class Checkpoint:
             )
         return state
 
-    def _exists(self) -> bool:
-        """Tell whether there is a file, for all processes."""
-        seen = process_allgather(np.asarray(self.path.exists()))
+    def _exists(self, mesh: Mesh | None) -> bool:
+        """Tell whether there is a file, for all processes that fit together."""
+        is_here = self.path.exists()
+        if not spans_processes(mesh):
+            return is_here
+        seen = process_allgather(np.asarray(is_here))
         if seen.any() and not seen.all():
             raise ValueError(
                 f"Some processes find the checkpoint {str(self.path)!r} and others do "

@@ -224,13 +224,7 @@ def step(
         lambda: plan(problem, settings, moved, score_fn, stage),
         lambda: (moved.plan, moved.optim_state),
     )
-    # Where the target stands the weights are as they were, and good enough.
-    scheme = SCHEMES[settings.resampling]
-    cloud, resampled = lax.cond(
-        standing,
-        lambda: (cloud, jnp.zeros((settings.num_islands,), bool)),
-        lambda: smc.resample(resample_key, cloud, scheme, settings.ess_threshold),
-    )
+    cloud, resampled = _resample(settings, resample_key, cloud, standing)
     new = moved._replace(plan=planned, cloud=cloud, optim_state=optim_state)
     report = Info(
         params=traced(target.params),
@@ -244,6 +238,18 @@ def step(
         died=info.died,
     )
     return _spread_state(new), share(report)
+
+
+def _resample(
+    settings: Settings, rng_key: PRNGKey, cloud: Cloud, standing: Array
+) -> tuple[Cloud, Array]:
+    """Resample where it is due: not at a target that stands, which leaves the weights."""
+    scheme = SCHEMES[settings.resampling]
+    return lax.cond(
+        standing,
+        lambda: (cloud, jnp.zeros((settings.num_islands,), bool)),
+        lambda: smc.resample(rng_key, cloud, scheme, settings.ess_threshold),
+    )
 
 
 def _spread_state(state: State) -> State:

@@ -189,3 +189,10 @@ def test_a_path_that_cannot_be_written_is_refused_at_once(means, tmp_path):
             run(means, path)
     with pytest.raises(ValueError, match="checkpoint_every=0"):
         means.run(random.key(0), 1, SCHOOLS, checkpoint=tmp_path / "a", checkpoint_every=0)
+
+
+def test_a_process_that_fits_by_itself_keeps_its_own(means, tmp_path, monkeypatch):
+    """Only processes that share a mesh leave the writing to the first of them."""
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    run(means, tmp_path / "fit.npz", num_steps=20)
+    assert (tmp_path / "fit.npz").exists()

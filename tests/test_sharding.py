@@ -19,6 +19,7 @@ from numpyro_jala.state import ASCEND
 from tests.tools import SCHOOLS, normal_means
 from tests.worker import OPTIONS
 
+# Ten steps are enough to see whether the numbers are the same.
 pytestmark = pytest.mark.filterwarnings("ignore:The parameters have not converged")
 
 #: A number of particles in an island that is no other length.
