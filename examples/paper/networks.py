@@ -192,13 +192,12 @@ def as_printed(options, digits, num_units, num_particles, num_images):
 
 
 def standardised(model):
-    """Return the model with weights in units of their scale.
+    """Return the model with the first layer's weights in units of their scale.
 
-    So the scales change the likelihood alone, and not a prior of thousands of weights that
-    would all have to follow.
+    They are tens of thousands, mostly free, which would all have to follow their scale.
+    Those of the second layer are few, and fixed by the data whatever their scale is.
     """
-    each = {"first": LocScaleReparam(0), "second": LocScaleReparam(0)}
-    return reparam(model, config=each)
+    return reparam(model, config={"first": LocScaleReparam(0)})
 
 
 def start_params(num_units):
@@ -219,10 +218,10 @@ def alive(options, num_units):
     x, labels, *new = read_data(rng, digits, options.images)
     model = standardised(make_model(num_units, len(digits)))
     kwargs = {"num_particles": options.particles, "num_islands": options.islands}
-    fit = JALAEM(model, **kwargs)
+    fit = JALAEM(model, slowness=options.fit_slowness, **kwargs)
     slow = JALAEM(model, slowness=options.slowness, **kwargs)
     first = start_params(num_units)
-    for repeat in range(options.repeats):
+    for repeat in range(options.first_repeat, options.repeats):
         seed = 1_000 * options.seed + repeat
         fit.run(random.key(seed), options.fit_steps, x, labels, init_params=first)
         result = slow.run(random.key(seed + 500), 0, x, labels, init_params=fit.params)
@@ -358,19 +357,21 @@ def main():
         units="5",
         images=200,
         repeats=1,
+        first_repeat=0,
         steps=100,
         printed_particles=20,
         particles=64,
         islands=4,
         fit_steps=20,
+        fit_slowness=1.0,
         slowness=4.0,
     )
     if options.full:
         options.steps, options.repeats = 500, 10 if "printed" in options.parts else 5
-        options.slowness = 50.0
+        options.slowness, options.fit_slowness = 50.0, 12.0
         options.printed_particles = 100 if options.digits == "49" else 50
         options.images = 1_000 if options.digits == "49" else 2_500
-        options.particles, options.fit_steps = 512, 300
+        options.particles, options.fit_steps = 1024, 1_000
     digits = [int(digit) for digit in options.digits]
     for num_units in (int(n) for n in options.units.split(",")):
         if "printed" in options.parts:
