@@ -15,7 +15,7 @@ from numpyro.distributions import constraints
 from numpyro.primitives import Messenger
 
 from numpyro_jala import precision
-from numpyro_jala._typing import Array
+from numpyro_jala._typing import Array, Tree
 from numpyro_jala.call import split_call
 from numpyro_jala.model import Layout
 from numpyro_jala.sites import (
@@ -75,8 +75,8 @@ def lay_out(
     has_mask = any(is_masked(site) for site in moved.values())
     # What a mask leaves out depends on its values.
     keep_arrays = has_mask or _looks_at_values(model, args, kwargs)
-    init_params, unravel_params = ravel_pytree(unconstrain(free, supports))
-    anchor, unravel_latents = ravel_pytree(
+    init_params, unravel_params = _flatten(unconstrain(free, supports))
+    anchor, unravel_latents = _flatten(
         {name: unconstrained(site) for name, site in moved.items()}
     )
     layout = Layout(
@@ -85,7 +85,7 @@ def lay_out(
         latents=tuple(moved),
         constraints=supports,
         held=held,
-        init_params=_strong(init_params),
+        init_params=init_params,
         is_free=free_coordinates(unravel_params(init_params), supports),
         unravel_params=unravel_params,
         unravel_latents=unravel_latents,
@@ -108,9 +108,13 @@ def lay_out(
     return _hold_flat(layout, moved) if has_mask else layout
 
 
-def _strong(values: Array) -> Array:
-    """Fix the type of numbers that Python gave, or a loop would be compiled twice."""
-    return jnp.asarray(values, values.dtype)
+def _flatten(tree: Tree) -> tuple[Array, Callable[[Array], Tree]]:
+    """Flatten to the precision in use, whatever that of the leaves.
+
+    A loop carries one type, and would be compiled twice for numbers that Python gave.
+    """
+    flat, unravel = ravel_pytree(jax.tree.map(lambda leaf: jnp.asarray(leaf, float), tree))
+    return jnp.asarray(flat, float), unravel
 
 
 def _looks_at_values(

@@ -128,6 +128,7 @@ class Layout:
 
     def _ravel_sites(self, sites: Trace) -> Array:
         flat = ravel_pytree({name: unconstrained(sites[name]) for name in self.latents})[0]
+        flat = jnp.asarray(flat, self.anchor.dtype)
         return flat if self.moving is None else flat[self.moving]
 
     def columns(self) -> dict[str, np.ndarray]:

@@ -206,9 +206,24 @@ def test_the_evidence_does_not_drift_in_a_long_run(compiled_means):
 
 DOUBLE = """
 import numpy as np
+import numpyro
 from jax import random
 from numpyro_jala import JALAEM
 from tests.tools import SCHOOLS, normal_means, normal_means_log_likelihood
+
+# Without params, and with a param and latents of single precision.
+def single(y):
+    mu = numpyro.param("mu", np.float32(1.0)) if ESTIMATES else 1.0
+    x = numpyro.sample("x", numpyro.distributions.Normal(np.float32(0.0), np.float32(1.0)))
+    numpyro.sample("y", numpyro.distributions.Normal(mu + x, np.float32(2.0)), obs=y)
+
+for ESTIMATES in (False, True):
+    jala = JALAEM(single, num_particles=64)
+    jala.run(random.key(0), 20, np.float32(0.5), progress_bar=False)
+    gap = 0.5 - (jala.params["mu"] if ESTIMATES else 1.0)
+    exact = -0.5 * np.log(2 * np.pi * 5) - gap**2 / 10
+    assert abs(jala.log_evidence - exact) < 4 * jala.log_evidence_se + 1e-6
+
 jala = JALAEM(normal_means, num_particles=256)
 for data in (SCHOOLS, SCHOOLS.astype(float)):
     jala.run(random.key(0), 60, data, progress_bar=False)
