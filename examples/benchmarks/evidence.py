@@ -10,6 +10,7 @@ import argparse
 import time
 import warnings
 
+import jax
 import numpy as np
 import problems
 from peers import PEERS, Peer
@@ -43,6 +44,8 @@ def main() -> None:
         problem = getattr(problems, name)()
         ways = [(p, size) for p in options.peers for size in PEERS[p][1]]
         runs = {way: PEERS[way[0]][0](problem, way[1]) for way in ways}
+        # Some packages turn double precision on as they are imported.
+        jax.config.update("jax_enable_x64", False)
         for seed in range(options.seeds + 1):
             for way in list(runs):
                 found = measure(runs[way], seed, problem.log_evidence)

@@ -221,6 +221,7 @@ def tempered(problem: Evidence, size: int) -> Peer:
 
 def nested(problem: Evidence, size: int) -> Peer:
     """Run jaxns through NumPyro with ``size`` live points."""
+    import jaxns  # noqa: F401  (NumPyro imports it late)
     from numpyro.contrib.nested_sampling import NestedSampler
 
     def run(seed: int) -> Found:
