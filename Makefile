@@ -5,7 +5,7 @@ TESTS ?= tests
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint types clean
+.PHONY: setup demo test lint types docs clean
 
 setup: $(STAMP)
 
@@ -32,7 +32,15 @@ lint: $(STAMP)
 types: $(STAMP)
 	"$(BIN)/mypy"
 
+# Warnings are errors, and so is a cell that fails. What ran is kept until it changes.
+docs: $(VENV)/.installed-docs
+	"$(BIN)/python" -m sphinx -W --keep-going -d docs/_build/doctrees docs docs/_build/html
+
+$(VENV)/.installed-docs: $(STAMP)
+	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -e ".[docs]"
+	touch "$@"
+
 clean:
-	rm -rf .venv .venv-new "$(VENV)" build dist demo_output paper_output
+	rm -rf docs/_build .venv .venv-new "$(VENV)" build dist demo_output paper_output
 	rm -rf .pytest_cache .ruff_cache .mypy_cache
 	find numpyro_jala tests examples -name __pycache__ -prune -exec rm -rf {} +

@@ -14,9 +14,22 @@ mpl.use("Agg")
 
 def test_the_code_of_the_readme_runs(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    exec(compile(block.group(1), "README.md", "exec"), {"__name__": "readme"})
+    text = (ROOT / "README.md").read_text()
+    block = re.search(r"```python\n(.*?)```", text, re.S)
+    names = {"__name__": "readme"}
+    exec(compile(block.group(1), "README.md", "exec"), names)
     assert "log-evidence" in capsys.readouterr().out
+
+    # And prints what the README says, but for random numbers of other versions.
+    jala = names["jala"]
+    errors = jala.standard_errors()
+    shown = re.findall(r"^ +(mu|sigma|tau) +(\d\S+) +(\d\S+)", text, re.M)
+    assert len(shown) == 3
+    for name, estimate, error in shown:
+        assert abs(float(estimate) - jala.params[name]) < 0.05 * errors[name]
+        assert abs(float(error) / errors[name] - 1) < 0.1
+    (log_evidence,) = re.findall(r"^log-evidence (\S+)", text, re.M)
+    assert abs(float(log_evidence) - jala.log_evidence) < 0.05
 
 
 def test_the_demo_writes_its_results(monkeypatch, tmp_path, capsys):

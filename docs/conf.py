@@ -1,0 +1,49 @@
+"""How Sphinx builds the pages."""
+
+import os
+from pathlib import Path
+
+from numpyro_jala import __version__
+
+project = "numpyro_jala"
+author = "The numpyro_jala developers"
+copyright = "2026, the numpyro_jala developers"
+version = release = __version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
+exclude_patterns = ["_build", "paper/*/README*"]
+nitpicky = False
+
+html_theme = "furo"
+html_title = "numpyro_jala"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
+
+myst_enable_extensions = ["dollarmath", "deflist", "colon_fence"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+napoleon_google_docstring = False
+napoleon_use_rtype = False
+
+# A cell that fails, or says anything on its error stream, fails the build.
+nb_execution_mode = "cache"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 900
+nb_execution_show_tb = True
+nb_output_stderr = "warn"
+nb_merge_streams = False
+
+# For the kernels: ArviZ 0.x announces its successor at import, and tqdm misses its widgets;
+# compiled programs are kept from one build to the next.
+_BUILD = Path(__file__).parent / "_build"
+os.environ["PYTHONWARNINGS"] = "ignore::FutureWarning,ignore:IProgress not found"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_BUILD / "compiled"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
