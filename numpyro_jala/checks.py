@@ -38,7 +38,8 @@ def check_sites(trace: Trace) -> None:
         raise ValueError(
             f"The model has no latent sample site (its sites are {list(trace)}), so there "
             "is nothing to integrate out. If all of its unknowns are params, maximise "
-            "the likelihood with an optimiser instead."
+            "the likelihood with an optimiser. To compare it with models that have latents, "
+            "add one on which nothing depends: numpyro.sample('unused', dist.Normal())."
         )
     if not observed:
         raise ValueError(

@@ -99,12 +99,15 @@ class Newton(NamedTuple):
         How often the step turned back, which is when its gain shrinks (Kesten 1958).
     last_step
         To see whether it did.
+    is_early
+        Whether ``complete`` is none yet, or that of a flattened likelihood.
     """
 
     complete: Array  # (num_params, num_params)
     missing: Array  # (num_params, num_params)
     reversals: Array  # ()
     last_step: Array  # (num_params,)
+    is_early: Array  # ()
 
 
 def is_near(newton: Newton, change: Array, num_steps: int) -> Array:
@@ -121,7 +124,8 @@ def is_near(newton: Newton, change: Array, num_steps: int) -> Array:
 def start_newton(num_params: int, dtype: Any) -> Newton:
     """Begin with no information."""
     zero = jnp.zeros((num_params, num_params), dtype)
-    return Newton(zero, zero, jnp.zeros((), dtype), jnp.zeros((num_params,), dtype))
+    none = jnp.zeros((num_params,), dtype)
+    return Newton(zero, zero, jnp.zeros((), dtype), none, jnp.asarray(True))
 
 
 def remember(newton: Newton, covariance: Array) -> Array:

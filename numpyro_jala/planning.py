@@ -100,7 +100,8 @@ def _newton_ascent(
     tempered = jnp.any(temperature < 1)
     within, moments = _covariances(weight, carried.rate)
     # Near the maximum the second derivative hardly changes.
-    due = tempered | (state.num_moves % _HESSIAN_EVERY == 0) | (state.plan.cost > 0.02)
+    due = tempered | newton.is_early | (state.num_moves % _HESSIAN_EVERY == 0)
+    due |= state.plan.cost > 0.02
     complete = lax.cond(
         due,
         lambda: em.hessian(
@@ -133,7 +134,7 @@ def _newton_ascent(
     step = jnp.where(offsets, bold, trusted(cost))
     spent = step @ jnp.where(offsets, offset_cost, cost) @ step
     reversed_ = (stage == ASCEND) & em.turned_back(newton, step)
-    memory = em.Newton(complete, missing, newton.reversals + reversed_, step)
+    memory = em.Newton(complete, missing, newton.reversals + reversed_, step, tempered)
     return step, score, memory, promise, spent
 
 

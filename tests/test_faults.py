@@ -15,6 +15,7 @@ import pytest
 from jax import random
 from numpyro.distributions import constraints
 from scipy.optimize import minimize
+from scipy.special import expit
 from scipy.stats import multivariate_normal, norm
 
 from numpyro_jala import JALAEM, diagnosis, evidence
@@ -288,3 +289,28 @@ def test_a_lone_island_keeps_its_own_step_size():
     state = state._replace(cloud=state.cloud._replace(log_weight=dead), log_step_size=votes)
     _, info = jala.update(state, SCHOOLS)
     assert info.step_size == pytest.approx([0.2, 0.2])
+
+
+def test_params_that_no_latent_depends_on_do_not_overshoot():
+    # The temperature then rises at one stroke, and the information of a likelihood to the
+    # power of zero is none.
+    rng = np.random.default_rng(3)
+    age = rng.normal(50, 12, size=200).astype(np.float32)
+    y = (rng.random(200) < expit(-2 + 0.05 * age)).astype(np.float32)
+
+    def model(age, y):
+        intercept, slope = numpyro.param("intercept", 0.0), numpyro.param("slope", 0.0)
+        numpyro.sample("unused", dist.Normal())
+        numpyro.sample("y", dist.Bernoulli(logits=intercept + slope * age), obs=y)
+
+    def potential(values):
+        logits = values[0] + values[1] * age.astype(float)
+        return np.sum(np.logaddexp(0, logits) - y * logits)
+
+    best = minimize(potential, [0.0, 0.0], method="Nelder-Mead", tol=1e-10).fun
+    jala = JALAEM(model, num_particles=64, num_islands=4)
+    jala.run(random.key(0), 40, age, y, progress_bar=False)
+    reached = potential([float(jala.params[name]) for name in ("intercept", "slope")])
+    assert reached - best < 1e-3
+    assert abs(jala.log_evidence + best) < 4 * jala.log_evidence_se + 1e-3
+    assert abs(jala.diagnostics()["recursive_log_evidence"] + best) < 1
