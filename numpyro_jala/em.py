@@ -100,7 +100,7 @@ class Newton(NamedTuple):
     last_step
         To see whether it did.
     is_early
-        Whether ``complete`` is none yet, or that of a flattened likelihood.
+        Whether ``complete`` is none yet, or that of a much flattened likelihood.
     """
 
     complete: Array  # (num_params, num_params)

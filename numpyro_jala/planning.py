@@ -134,7 +134,8 @@ def _newton_ascent(
     step = jnp.where(offsets, bold, trusted(cost))
     spent = step @ jnp.where(offsets, offset_cost, cost) @ step
     reversed_ = (stage == ASCEND) & em.turned_back(newton, step)
-    memory = em.Newton(complete, missing, newton.reversals + reversed_, step, tempered)
+    is_early = jnp.mean(temperature) < 0.5
+    memory = em.Newton(complete, missing, newton.reversals + reversed_, step, is_early)
     return step, score, memory, promise, spent
 
 
