@@ -32,7 +32,7 @@ lint: $(STAMP)
 types: $(STAMP)
 	"$(BIN)/mypy"
 
-# Warnings are errors, and so is a cell that fails. What ran is kept until it changes.
+# Warnings are errors, and so is a cell that fails. Only compiled programs are kept.
 docs: $(VENV)/.installed-docs
 	"$(BIN)/python" -m sphinx -W --keep-going -d docs/_build/doctrees docs docs/_build/html
 

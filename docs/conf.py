@@ -17,8 +17,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["_build", "paper/*/README*"]
-nitpicky = False
+exclude_patterns = ["_build"]
 
 html_theme = "furo"
 html_title = "numpyro_jala"
@@ -34,12 +33,11 @@ napoleon_google_docstring = False
 napoleon_use_rtype = False
 
 # A cell that fails, or says anything on its error stream, fails the build.
-nb_execution_mode = "cache"
+nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 900
 nb_execution_show_tb = True
 nb_output_stderr = "warn"
-nb_merge_streams = False
 
 # For the kernels: ArviZ 0.x announces its successor at import, and tqdm misses its widgets;
 # compiled programs are kept from one build to the next.

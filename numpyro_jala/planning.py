@@ -16,6 +16,8 @@ from numpyro_jala.state import ASCEND, CLIMB, HOLD, REST, Plan, Problem, Setting
 from numpyro_jala.weights import normalise, pool
 
 _HESSIAN_EVERY = 10
+#: Below this temperature the second derivative is not that of the posterior.
+_EARLY = 0.5
 _MEMORY = 0.95
 #: While annealing, the temperature waits until the parameters promise less than this.
 _HOLD = 10.0
@@ -134,7 +136,7 @@ def _newton_ascent(
     step = jnp.where(offsets, bold, trusted(cost))
     spent = step @ jnp.where(offsets, offset_cost, cost) @ step
     reversed_ = (stage == ASCEND) & em.turned_back(newton, step)
-    is_early = jnp.mean(temperature) < 0.5
+    is_early = jnp.mean(temperature) < _EARLY
     memory = em.Newton(complete, missing, newton.reversals + reversed_, step, is_early)
     return step, score, memory, promise, spent
 

@@ -13,10 +13,9 @@ import warnings
 import jax
 import numpy as np
 import problems
+from bars import EVIDENCE_PROBLEMS
 from peers import PEERS, Peer
 from records import emit
-
-NAMES = ("gaussian", "student", "wisconsin", "eight_schools", "glmm")
 
 
 def measure(peer: Peer, seed: int, exact: float) -> dict[str, float | None]:
@@ -35,7 +34,9 @@ def measure(peer: Peer, seed: int, exact: float) -> dict[str, float | None]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--problems", nargs="*", choices=NAMES, default=NAMES)
+    parser.add_argument(
+        "--problems", nargs="*", choices=EVIDENCE_PROBLEMS, default=EVIDENCE_PROBLEMS
+    )
     parser.add_argument("--peers", nargs="*", choices=tuple(PEERS), default=tuple(PEERS))
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument(
