@@ -17,6 +17,7 @@ from numpyro.primitives import Messenger
 from numpyro_jala import precision
 from numpyro_jala._typing import Array, Tree
 from numpyro_jala.call import split_call
+from numpyro_jala.enumeration import check_sum
 from numpyro_jala.model import Layout
 from numpyro_jala.sites import (
     Site,
@@ -73,6 +74,7 @@ def lay_out(
     discrete = tuple(name for name, site in latents.items() if is_discrete(site))
     moved = {name: site for name, site in latents.items() if name not in discrete}
     has_mask = any(is_masked(site) for site in moved.values())
+    has_scan = any(map(in_control_flow, trace.values()))
     # What a mask leaves out depends on its values.
     keep_arrays = has_mask or _looks_at_values(model, args, kwargs)
     init_params, unravel_params = _flatten(unconstrain(free, supports))
@@ -92,15 +94,15 @@ def lay_out(
         anchor=anchor,
         moving=None,
         discrete=discrete,
-        enum_dim=-1 - plate_depth(trace),
-        draws_discrete=bool(discrete)
-        and not any(in_control_flow(latents[name]) for name in discrete),
+        enum_dim=-1 - plate_depth(trace) - has_scan,  # time takes an axis too
+        draws_discrete=bool(discrete) and not has_scan,
         is_noisy=_is_noisy(model, params, args, kwargs),
         precision=matmul_precision or precision.HIGHEST,
         rough_gradient=False,
     )
     arrays = split_call(args, kwargs, keep_arrays)[1]
     _try(layout, arrays)
+    check_sum(layout, trace, arrays)
     if matmul_precision is None:
         fastest = _fastest(layout, arrays)
         rough_gradient = fastest == precision.THREE_PASSES

@@ -69,7 +69,7 @@ class Layout:
     enum_dim
         The first axis free for them, from the right.
     draws_discrete
-        Whether they can be drawn given the rest.
+        Whether they can be drawn given the rest: NumPyro cannot in a model with a scan.
     is_noisy
         Whether the model asks for random numbers beside its sites.
     precision

@@ -159,8 +159,8 @@ def check_can_predict(layout: Layout) -> None:
     """Check that every site can be drawn."""
     if layout.discrete and not layout.draws_discrete:
         raise ValueError(
-            f"The discrete latents {list(layout.discrete)} stand in a scan, where they are "
-            "summed out and cannot be drawn, so there is nothing to predict from."
+            f"The model has a scan, with which the discrete latents {list(layout.discrete)} "
+            "are summed out and cannot be drawn, so there is nothing to predict from."
         )
 
 

@@ -20,7 +20,7 @@ SOURCES = {
 FLOORS = {
     "ground": "_typing versions weights precision sharding langevin resampling",
     "engine": "adaptation geometry transport tempering em smc state planning path",
-    "model": "call sites supports model inspection checks options",
+    "model": "call sites supports model enumeration inspection checks options",
     "answers": "reference evidence flow information estimates",
     "loops": "unweighted stages record checkpoint diagnosis driver",
     "faces": "summary convert comparison plots results fitter inference rivals __init__",
@@ -29,7 +29,7 @@ FLOORS = {
 NEIGHBOURS = {
     "arviz": "convert",
     "matplotlib": "plots",
-    "numpyro": "checks diagnosis inspection model reference results sites supports",
+    "numpyro": "checks diagnosis enumeration inspection model reference results sites supports",
     "optax": "em reference rivals",
     "scipy": "comparison",
     "tqdm": "driver",
