@@ -7,6 +7,7 @@ other particles does not. So each island casts a vote, and follows the votes of 
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.scipy.special import ndtri
@@ -49,14 +50,17 @@ def others_average(weight: Array, values: Array) -> Array:
 
 
 def by_island(fn: Callable[..., Any], *arrays: Any) -> Any:
-    """Apply a function to the entries along the leading axis, one after the other.
+    """Apply a function to the entries along the leading axis.
 
-    For factorisations on a CPU: jaxlib spreads batched ones over a pool of threads, where
-    two at a time can wait for each other for ever.
+    On a CPU one after the other, for factorisations: jaxlib spreads batched ones over a
+    pool of threads, where two at a time can wait for each other for ever.
     """
 
-    def each(*entries: Any) -> Any:
+    def in_turn(*entries: Any) -> Any:
         return lax.map(lambda entry: fn(*entry), entries)
+
+    def each(*entries: Any) -> Any:
+        return lax.platform_dependent(*entries, cpu=in_turn, default=jax.vmap(fn))
 
     return locally(each, *arrays)
 

@@ -104,11 +104,13 @@ def potential_scale_reduction(weight: np.ndarray, values: np.ndarray) -> float:
         (num_islands, num_particles, columns)
     """
     alive = weight.sum(1) > 0
+    if alive.sum() < 2:
+        return 1.0
     # In double precision, where squares do not overflow.
     weight, values = weight[alive], values[alive].astype(np.float64)
     mean = np.einsum("jn,jnd->jd", weight, values)
     within = np.einsum("jn,jnd->jd", weight, (values - mean[:, None]) ** 2).mean(0)
-    between = mean.var(0, ddof=1) if len(mean) > 1 else np.zeros_like(within)
+    between = mean.var(0, ddof=1)
     return float(np.sqrt(1 + np.max(between / np.maximum(within, 1e-30))))
 
 

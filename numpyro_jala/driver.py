@@ -213,6 +213,8 @@ def _inform(run: Run, params: Array, clouds: list[Cloud]) -> Information | None:
         found = stages.louis(run.fixed, run.placed, params, cloud, np.asarray(follows))
         return jax.device_get(found)
 
+    if run.fixed.settings.num_islands == 1:  # nothing tells noise from curvature
+        return information.combine([average(clouds[0], False)])
     # A linear flow serves where the posterior is nearly Gaussian, else it may add noise.
     following, plain = (average(clouds[0], follows) for follows in (True, False))
     follows = information.is_quieter(

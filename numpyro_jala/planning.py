@@ -131,7 +131,7 @@ def _newton_ascent(
     # What a change of parameters costs may be offset by raising the temperature with it.
     cost, against = moments[1:, 1:], moments[0, 1:]
     offset_cost = cost - jnp.outer(against, against) / jnp.maximum(moments[0, 0], 1e-30)
-    bold = trusted(offset_cost)
+    bold = lax.cond(tempered, lambda: trusted(offset_cost), lambda: jnp.zeros_like(score))
     offsets = tempered & (against @ bold < 0)
     step = jnp.where(offsets, bold, trusted(cost))
     spent = step @ jnp.where(offsets, offset_cost, cost) @ step

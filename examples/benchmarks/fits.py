@@ -11,9 +11,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
-from problems import DATA, Params
-from quadrature import Array, float32, float64, integrate_groups
-from scipy import optimize, stats
+from problems import DATA, Params, glmm, wisconsin
+from quadrature import Array, approximate, float32, float64, integrate_groups
+from scipy import optimize, special, stats
 
 NUM_SUBJECTS = 18
 FAR_START = {
@@ -106,8 +106,81 @@ def bernoulli() -> Fit:
             lambda eta: -np.logaddexp(0, sign * eta), b[0] + b[1] * x, float(sd)
         )
 
+    return Fit(bernoulli_model, data, log_likelihood, highest(log_likelihood, 1.3))
+
+
+def highest(log_likelihood: Callable[[Params], float], log_sd: float) -> float:
+    """Maximise the likelihood of a GLMM with one covariate and one variance."""
+
     def negative(z: Array) -> float:
         return -log_likelihood({"b": z[:2], "sd": np.exp(z[2])})
 
-    best = optimize.minimize(negative, [-0.5, 1.0, 1.3], method="BFGS")
-    return Fit(bernoulli_model, data, log_likelihood, -float(best.fun))
+    return -float(optimize.minimize(negative, [0.0, 0.5, log_sd], method="BFGS").fun)
+
+
+def poisson_model(x: Array, y: Array) -> None:
+    """Give each group, one row of the data, a normal effect on the log scale."""
+    b = numpyro.param("b", jnp.zeros(2))
+    sd = numpyro.param("sd", 1.0, constraint=constraints.positive)
+    with numpyro.plate("group", y.shape[0], dim=-2):
+        u = numpyro.sample("u", dist.Normal(0.0, sd))
+        with numpyro.plate("row", y.shape[1], dim=-1):
+            numpyro.sample("y", dist.Poisson(jnp.exp(b[0] + b[1] * x + u)), obs=y)
+
+
+def poisson() -> Fit:
+    """Fit a Poisson GLMM of 200 groups; the likelihood is by quadrature."""
+    data = glmm().args
+    x, y = float64(*data)
+    counts = y[..., None]
+
+    def log_poisson(eta: Array) -> Array:
+        return np.asarray(counts * eta - np.exp(eta) - special.gammaln(counts + 1))
+
+    def log_likelihood(params: Params) -> float:
+        b, sd = float64(params["b"], params["sd"])
+        return integrate_groups(log_poisson, b[0] + b[1] * x, float(sd))
+
+    return Fit(poisson_model, data, log_likelihood, highest(log_likelihood, -0.7))
+
+
+PRIOR_VARIANCE = 5.0
+
+
+def logistic_model(x: Array, y: Array) -> None:
+    """Regress a binary outcome, the mean of the coefficients to be estimated."""
+    mean = numpyro.param("mean", jnp.zeros(()))
+    prior = dist.Normal(mean * jnp.ones(x.shape[1]), PRIOR_VARIANCE**0.5)
+    w = numpyro.sample("w", prior.to_event(1))
+    numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+def logistic(num_draws: int = 100_000) -> Fit:
+    """Fit the mean of nine coefficients; the likelihood is by importance sampling.
+
+    The same draws serve every value of the mean, so that differences of the likelihood
+    are good to more digits than the likelihood itself.
+    """
+    data = wisconsin().args
+    x, y = float64(*data)
+
+    def log_prior(w: Array, mean: float) -> Array:
+        scale = PRIOR_VARIANCE**0.5
+        return np.asarray(stats.norm.logpdf(w, mean, scale).sum(-1))
+
+    def log_joint(w: Array) -> Array:
+        log_chance = -np.logaddexp(0, (1 - 2 * y) * (w @ x.T)).sum(-1)
+        return np.asarray(log_chance + log_prior(w, 1.0))
+
+    mode, root = approximate(log_joint, np.ones(x.shape[1]))
+    proposal = stats.multivariate_t(mode, 1.1 * root @ root.T, df=8, seed=1)
+    draws = proposal.rvs(num_draws)
+    parts = np.array_split(draws, 20)
+    ratio = np.concatenate([log_joint(part) for part in parts]) - proposal.logpdf(draws)
+    ratio -= log_prior(draws, 1.0) + np.log(num_draws)
+
+    def log_likelihood(params: Params) -> float:
+        return float(special.logsumexp(ratio + log_prior(draws, float(params["mean"]))))
+
+    best = optimize.minimize_scalar(lambda m: -log_likelihood({"mean": m}), (0.5, 1.5))
+    return Fit(logistic_model, data, log_likelihood, -float(best.fun))

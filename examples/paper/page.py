@@ -12,14 +12,14 @@ DOCS = Path(__file__).parents[2] / "docs"
 MARKS = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def fill(text):
+def stored(name):
+    """Return the table of an experiment's stored results."""
+    return import_module(name).tables(DOCS / "paper" / name)
+
+
+def fill(text, table_fn=stored):
     """Put fresh tables between the marks of a page."""
-
-    def table(match):
-        folder = DOCS / "paper" / match[2]
-        return f"{match[1]}\n{import_module(match[2]).tables(folder)}\n{match[3]}"
-
-    return MARKS.sub(table, text)
+    return MARKS.sub(lambda mark: f"{mark[1]}\n{table_fn(mark[2])}\n{mark[3]}", text)
 
 
 def main():

@@ -1,0 +1,240 @@
+"""Run the benchmarks, keep their records, and write the tables of the documentation.
+
+``python examples/benchmarks/report.py`` runs all parts, hours of them, and keeps what each
+prints in ``docs/benchmarks/<part>.jsonl``; ``report.py speed cold`` runs these alone, and
+``report.py --tables`` none. Each time the tables of ``docs/benchmarks.md`` are made anew.
+The part ``evidence`` needs other packages, which ``peers.py`` names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from records import Record
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "paper"))
+from common import table  # noqa: E402
+from page import DOCS, fill  # noqa: E402
+
+from numpyro_jala.versions import version_of  # noqa: E402
+
+FOLDER, PAGE = DOCS / "benchmarks", DOCS / "benchmarks.md"
+HERE = Path(__file__).parent
+PARTS = {
+    "speed": ["speed.py"],
+    "cold": ["cold.py"],
+    "scaling": ["scaling.py"],
+    "estimation": ["estimation.py", "--seeds", "6"],
+    "evidence": ["evidence.py", "--seeds", "6"],
+}
+#: Root mean square error of the evidence that is asked for, in nats.
+WANTED = defaultdict(lambda: 0.05, glmm=0.1)
+SHORT = 0.01
+NOTHING = "—"
+
+
+def run(part: str) -> None:
+    """Run a part in a process of its own, and keep its records line by line."""
+    script, *arguments = PARTS[part]
+    packages = ("numpyro_jala", "numpyro", "jax")
+    made_by = {name: version_of(name) for name in packages} | {"cores": os.cpu_count()}
+    path = FOLDER / f"{part}.jsonl"
+    with path.open("w") as file:
+        file.write(json.dumps({"made_by": made_by}) + "\n")
+        file.flush()
+        command = [sys.executable, "-W", "ignore", HERE / script, *arguments]
+        subprocess.run(command, stdout=file, check=True)
+
+
+def read(part: str) -> list[Record]:
+    """Read the records of a part, without the line that says by what they were made."""
+    path = FOLDER / f"{part}.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [record for record in map(json.loads, lines) if "made_by" not in record]
+
+
+def group(records: Iterable[Record], *keys: str) -> dict[tuple[Any, ...], list[Record]]:
+    """Put records together that agree in some fields."""
+    found: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
+    for record in records:
+        values = (record[key] for key in keys)
+        found[tuple(tuple(v) if isinstance(v, list) else v for v in values)].append(record)
+    return found
+
+
+def warm(records: list[Record], key: str) -> np.ndarray:
+    """Return a field of the runs after the first; nan where it is not finite."""
+    values = [record[key] for record in records if not record["is_cold"]]
+    return np.array(values, np.float64)
+
+
+def speed_tables() -> str:
+    """Show a run against a loop by hand, and a step against its evaluation."""
+    parts = group(read("speed"), "part")
+    fused = [
+        [
+            record["problem"],
+            record["num_particles"],
+            record["num_steps"],
+            f"{record['by_hand']:.2f}",
+            f"{record['run']:.2f}",
+            f"{record['ratio']:.2f}",
+        ]
+        for record in parts.get(("fused",), [])
+    ]
+    steps = [
+        [
+            record["num_particles"],
+            *(f"{record[f'{name}_ms']:.2f}" for name in ("evaluation", "rest", "ascent")),
+            f"{100 * record['share_of_the_rest']:.0f} %",
+        ]
+        for record in parts.get(("evaluation",), [])
+    ]
+    heads = ["problem", "particles", "steps", "by hand, s", "`run`, s", "ratio"]
+    step_heads = ["particles", "evaluation, ms", "step at rest, ms", "EM step, ms"]
+    return f"{table(heads, fused)}\n{table([*step_heads, 'beside evaluating'], steps)}"
+
+
+def cold_table() -> str:
+    """Show where the time to a first result goes."""
+    rows = []
+    for (method,), records in group(read("cold"), "method").items():
+        median = {
+            key: float(np.median([record[key] for record in records]))
+            for key in records[0]
+            if key != "method"
+        }
+        seconds = ("import_s", "first_s", "compile_s", "second_s")
+        rows.append(
+            [
+                method,
+                *(f"{median[key]:.1f}" for key in seconds),
+                round(median["second_programs"]),
+            ]
+        )
+    heads = ["way", "import, s", "first run, s", "of it compiling, s", "second run, s"]
+    return table([*heads, "compiled in the second"], rows)
+
+
+def scaling_tables() -> str:
+    """Show the cost of a step by particles, by latents and by devices."""
+    found = []
+    sizes = {
+        "particles": "num_particles",
+        "latents": "num_latents",
+        "devices": "num_devices",
+    }
+    for part, key in sizes.items():
+        rows = [
+            [
+                f"{record[key]:,}",
+                f"{record['step_ms']:.2f}",
+                f"{record['ns_per_particle']:,.0f}",
+                f"{record['memory_mb']:,.1f}",
+                f"{record['particles_mb']:,.2f}",
+            ]
+            for record in read("scaling")
+            if record["part"] == part
+        ]
+        heads = [part, "EM step, ms", "ns a particle", "memory, MB", "particles, MB"]
+        found.append(table(heads, rows))
+    return "\n".join(found)
+
+
+def evidence_table() -> str:
+    """Show the least warm seconds with which each way is as right as wanted."""
+    rows = []
+    for (problem,), records in group(read("evidence"), "problem").items():
+        for (peer,), theirs in group(records, "peer").items():
+            rows.append([problem, peer, *quickest_evidence(problem, theirs)])
+    heads = ["problem", "way", "size", "warm, s", "cold, s", "evaluations"]
+    return table([*heads, "root mean square error", "worst"], rows)
+
+
+def quickest_evidence(problem: str, records: list[Record]) -> list[str]:
+    """Describe the quickest size that is right, or else the most precise."""
+    tried = []
+    for (size,), runs in group(records, "size").items():
+        errors, seconds = warm(runs, "error"), warm(runs, "seconds")
+        if errors.size < 2:
+            continue
+        rms = float(np.sqrt(np.mean(errors**2)))
+        is_right = rms <= WANTED[problem]
+        order = (not is_right, np.median(seconds) if is_right else rms)
+        evaluations = [run["num_evaluations"] for run in runs]
+        count = NOTHING if None in evaluations else f"{np.mean(evaluations):,.0f}"
+        text = [
+            f"{size:,}",
+            f"{np.median(seconds):.2f}" if is_right else NOTHING,
+            f"{runs[0]['seconds']:.1f}",
+            count,
+            f"{rms:.3f}",
+            f"{np.abs(errors).max():.3f}",
+        ]
+        tried.append((order, text))
+    return min(tried)[1] if tried else [NOTHING] * 6
+
+
+def estimation_table() -> str:
+    """Show the least warm seconds with which each way gets near the maximum."""
+    rows = []
+    for (problem,), records in group(read("estimation"), "problem").items():
+        for (way,), theirs in group(records, "way").items():
+            rows.append([problem, way, *quickest_estimate(theirs)])
+    heads = ["problem", "way", "setting", "warm, s", "mean shortfall, nats", "worst"]
+    return table(heads, rows)
+
+
+def quickest_estimate(records: list[Record]) -> list[str]:
+    """Describe the quickest setting that comes near enough, or else the nearest."""
+    tried = []
+    for (setting,), runs in group(records, "setting").items():
+        short, seconds = warm(runs, "shortfall"), warm(runs, "seconds")
+        if short.size < 2 or not np.isfinite(short).all():
+            continue
+        is_near = short.mean() <= SHORT
+        order = (not is_near, np.median(seconds) if is_near else short.mean())
+        text = [
+            ", ".join(map(str, setting)),
+            f"{np.median(seconds):.2f}" if is_near else NOTHING,
+            f"{short.mean():.4f}",
+            f"{short.max():.4f}",
+        ]
+        tried.append((order, text))
+    return min(tried)[1] if tried else [NOTHING] * 4
+
+
+TABLES = {
+    "speed": speed_tables,
+    "cold": cold_table,
+    "scaling": scaling_tables,
+    "evidence": evidence_table,
+    "estimation": estimation_table,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", default=list(PARTS))
+    parser.add_argument("--tables", action="store_true", help="run nothing")
+    options = parser.parse_args()
+    unknown = set(options.parts) - set(PARTS)
+    if unknown:
+        parser.error(f"{sorted(unknown)} are not among {list(PARTS)}")
+    FOLDER.mkdir(exist_ok=True)
+    for part in options.parts if not options.tables else []:
+        run(part)
+    PAGE.write_text(fill(PAGE.read_text(), lambda name: TABLES[name]()))
+
+
+if __name__ == "__main__":
+    main()
