@@ -91,6 +91,20 @@ def compare(
         ``diff`` to the best and its error ``diff_se``, ``log_bayes_factor`` against the
         best, posterior ``probability``, ``num_params``, ``aic`` and ``bic``. Where params
         were estimated, the log-evidence is the maximised marginal log-likelihood.
+
+    Examples
+    --------
+    With stand-ins for what ``JALAEM.run`` returns:
+
+    >>> import xarray as xr
+    >>> def result(log_evidence):
+    ...     known = {"log_evidence": log_evidence, "log_evidence_se": 0.01}
+    ...     return xr.Dataset(attrs={**known, "num_params": 2, "num_observations": 50})
+    >>> table = compare({"plain": result(-84.0), "robust": result(-81.0)})
+    >>> print(table[["rank", "diff", "diff_se", "probability"]].round(3))
+            rank  diff  diff_se  probability
+    robust     0   0.0    0.000        0.953
+    plain      1   3.0    0.014        0.047
     """
     if not models:
         raise ValueError("There is no model to compare.")
@@ -213,6 +227,18 @@ def likelihood_ratio_test(small: Any, large: Any) -> LikelihoodRatio:
     ----------
     small, large
         What ``JALAEM.run`` returned for each, or such data loaded from a file.
+
+    Examples
+    --------
+    With stand-ins for what ``JALAEM.run`` returns:
+
+    >>> import xarray as xr
+    >>> def result(log_evidence, num_params):
+    ...     known = {"log_evidence": log_evidence, "log_evidence_se": 0.01}
+    ...     return xr.Dataset(attrs={**known, "num_params": num_params})
+    >>> test = likelihood_ratio_test(result(-84.0, 3), result(-81.0, 5))
+    >>> print(f"{test.statistic:.1f} on {test.df}: p = {test.p_value:.3f}")
+    6.0 on 2: p = 0.050
     """
     one, two = _read("small", small), _read("large", large)
     df = two.num_params - one.num_params

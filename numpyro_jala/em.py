@@ -67,6 +67,13 @@ def divide_scores(sizes: dict[str, float]) -> optax.GradientTransformation:
     ----------
     sizes
         A divisor for each param site that is to have one, as the latents it governs.
+
+    Examples
+    --------
+    >>> divided = divide_scores({"scale": 100.0})
+    >>> scores = {"scale": 50.0, "mean": 1.0}
+    >>> divided.update(scores, divided.init(scores))[0]
+    {'scale': 0.5, 'mean': 1.0}
     """
 
     def divide(updates: Any, params: Any = None) -> Any:

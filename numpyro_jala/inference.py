@@ -95,6 +95,26 @@ class JALAEM(Fitter):
         A :class:`jax.sharding.Mesh` whose devices share the islands; their number divides
         that of the islands. It may span the processes of ``jax.distributed``: then each
         of them makes the same calls.
+
+    Examples
+    --------
+    Three means around a common one, each seen once. Of the data alone, each is normal
+    with variance two, so the estimate is their average:
+
+    >>> import jax, numpyro
+    >>> import numpyro.distributions as dist
+    >>> def model(y):
+    ...     centre = numpyro.param("centre", 0.0)
+    ...     with numpyro.plate("rows", 3):
+    ...         x = numpyro.sample("x", dist.Normal(centre, 1.0))
+    ...         numpyro.sample("y", dist.Normal(x, 1.0), obs=y)
+    >>> jala = JALAEM(model, num_particles=128)
+    >>> y = np.array([1.0, 2.0, 6.0])
+    >>> idata = jala.run(jax.random.key(0), 20, y, progress_bar=False)
+    >>> print(f"{jala.params['centre']:.2f} ± {jala.standard_errors()['centre']:.2f}")
+    3.00 ± 0.82
+    >>> print(f"{jala.log_evidence:.1f}")
+    -7.3
     """
 
     def __init__(

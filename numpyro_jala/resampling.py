@@ -21,7 +21,11 @@ def _invert(weight: Array, points: Array) -> Array:
 
 
 def systematic(rng_key: PRNGKey, log_weight: Array) -> Array:
-    """Take evenly spaced points with one common random offset."""
+    """Take evenly spaced points with one common random offset.
+
+    >>> print(systematic(random.key(0), jnp.log(jnp.array([0.5, 0.25, 0.0, 0.25]))))
+    [0 0 1 3]
+    """
     n = log_weight.shape[0]
     return _invert(normalise(log_weight), (jnp.arange(n) + random.uniform(rng_key)) / n)
 

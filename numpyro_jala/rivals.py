@@ -258,6 +258,19 @@ class PGD(Rival):
         Of the particles.
     num_particles
         All of them move at every step.
+
+    Examples
+    --------
+    >>> import jax, numpyro
+    >>> import numpyro.distributions as dist
+    >>> def model(y):
+    ...     centre = numpyro.param("centre", 0.0)
+    ...     x = numpyro.sample("x", dist.Normal(centre, 1.0))
+    ...     numpyro.sample("y", dist.Normal(x, 1.0), obs=y)
+    >>> pgd = PGD(model, step_size=0.1, num_particles=100)
+    >>> idata = pgd.run(jax.random.key(0), 500, 3.0, progress_bar=False)
+    >>> print(f"{pgd.params['centre']:.0f}")
+    3
     """
 
 

@@ -9,7 +9,11 @@ from numpyro_jala._typing import Array
 
 @jax.jit
 def log_mean_exp(log_weight: Array) -> Array:
-    """Return the logarithm of the mean weight."""
+    """Return the logarithm of the mean weight.
+
+    >>> print(f"{jnp.exp(log_mean_exp(jnp.log(jnp.array([1.0, 2.0, 6.0])))):.3f}")
+    3.000
+    """
     return logsumexp(log_weight, axis=-1) - jnp.log(log_weight.shape[-1])
 
 
@@ -29,6 +33,9 @@ def effective_fraction(log_weight: Array) -> Array:
     With normalised weights :math:`w_i` of :math:`n` particles this is
     :math:`1 / (n \sum_i w_i^2)`: one for equal weights, :math:`1/n` if one particle holds
     all the weight, and zero if none is alive.
+
+    >>> print(effective_fraction(jnp.array([[0.0, 0.0], [0.0, -jnp.inf]])))
+    [1.  0.5]
     """
     squares = jnp.sum(normalise(log_weight) ** 2, axis=-1)
     n = log_weight.shape[-1]

@@ -144,6 +144,13 @@ def test_networks_are_trained(experiment, monkeypatch, tmp_path, capsys):
     assert (tmp_path / "printed.png").exists() and (tmp_path / "alive.png").exists()
 
 
+def test_the_maximum_of_the_logistic_regression(experiment, monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER.parent / "benchmarks"))
+    fit = experiment("fits").logistic()
+    at_known = fit.log_likelihood_fn({"mean": experiment("logistic").MAXIMUM})
+    assert fit.maximum - at_known < 1e-5  # 0.003 away it would be this much short
+
+
 def test_the_page_holds_the_stored_results(experiment):
     page = experiment("page")
     text = (page.DOCS / "paper.md").read_text()

@@ -12,24 +12,41 @@ ROOT = pathlib.Path(__file__).parent.parent
 mpl.use("Agg")
 
 
+def read_summary(text):
+    """Return the numbers of each row of a summary, and those of its last lines."""
+    row = r"^ +(\w\S*) +(-?\d\S+(?: +-?\d\S*){3,4})$"
+    rows = {
+        name: [float(x) for x in rest.split()] for name, rest in re.findall(row, text, re.M)
+    }
+    words = r"(log-evidence|±|ESS|r-hat|AIC|BIC|shortfall) (-?\d\S*)"
+    return rows, {name: float(value) for name, value in re.findall(words, text)}
+
+
 def test_the_code_of_the_readme_runs(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "README.md").read_text()
     block = re.search(r"```python\n(.*?)```", text, re.S)
     names = {"__name__": "readme"}
     exec(compile(block.group(1), "README.md", "exec"), names)
-    assert "log-evidence" in capsys.readouterr().out
 
     # And prints what the README says, but for random numbers of other versions.
-    jala = names["jala"]
-    errors = jala.standard_errors()
-    shown = re.findall(r"^ +(mu|sigma|tau) +(\d\S+) +(\d\S+)", text, re.M)
-    assert len(shown) == 3
-    for name, estimate, error in shown:
-        assert abs(float(estimate) - jala.params[name]) < 0.05 * errors[name]
-        assert abs(float(error) / errors[name] - 1) < 0.1
-    (log_evidence,) = re.findall(r"^log-evidence (\S+)", text, re.M)
-    assert abs(float(log_evidence) - jala.log_evidence) < 0.05
+    said = re.search(r"```text\n(.*?)```", text, re.S).group(1)
+    printed = capsys.readouterr().out
+    (shown, line), (rows, last) = map(read_summary, (said, printed))
+    assert len(shown) == 7 and set(shown) <= set(rows)
+    for name, (value, error, low, high, *ess) in shown.items():
+        new_value, new_error, new_low, new_high, *new_ess = rows[name]
+        loose = 0.25 if ess else 0.05  # draws, or an estimate
+        for one, other in ((value, new_value), (low, new_low), (high, new_high)):
+            assert abs(one - other) < loose * error
+        assert abs(error / new_error - 1) < 0.2
+        assert all(
+            one / other < 2 and other / one < 2
+            for one, other in zip(ess, new_ess, strict=True)
+        )
+    slack = {"log-evidence": 0.05, "±": 0.01, "ESS": 0.15, "r-hat": 0.05, "AIC": 0.1}
+    for name, value in line.items():
+        assert abs(value - last[name]) < slack.get(name, 0.1)
 
 
 def test_the_demo_writes_its_results(monkeypatch, tmp_path, capsys):
