@@ -232,7 +232,7 @@ def trusted_step(
     def lengths(multipliers: Array) -> Array:
         return jnp.linalg.norm(slope / (curvature + multipliers[:, None]), axis=-1)
 
-    # The shortest multiplier that keeps to the region, by its logarithm. Many at a time,
+    # The smallest multiplier that keeps to the region, by its logarithm. Many at a time,
     # since an accelerator waits at each turn of a loop.
     high = jnp.log(jnp.linalg.norm(slope) / TRUST**0.5 + 1e-30)
     low = high - 30.0

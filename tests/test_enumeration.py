@@ -13,6 +13,7 @@ from jax import random
 from jax.scipy.special import logsumexp
 from numpyro.contrib.control_flow import scan
 from numpyro.infer.util import log_density
+from scipy.stats import multivariate_normal, norm
 
 from numpyro_jala import JALAEM
 from numpyro_jala.inspection import lay_out
@@ -86,6 +87,26 @@ def test_the_sum_is_that_by_hand(model, num_steps):
         logs.append(log_joint(drawn))
     found = -layout.joint([])(layout.init_params, jnp.ones(()), layout.anchor)
     np.testing.assert_allclose(found, logsumexp(jnp.array(logs)), rtol=1e-5)
+
+
+def test_a_discrete_latent_beside_a_scan_is_summed_out():
+    lag = np.subtract.outer(np.arange(4), np.arange(4))
+    root = np.where(lag >= 0, 0.5 ** np.maximum(lag, 0), 0.0)
+    covariance = root @ root.T + 0.25 * np.eye(4)
+    parts = [
+        np.log(share)
+        + multivariate_normal.logpdf(SEEN, np.full(4, mean), covariance)
+        + norm.logpdf(0.7, mean, 1.0)
+        for share, mean in ((0.6, 0.0), (0.4, 2.0))
+    ]
+    jala = JALAEM(walk, num_particles=256)
+    jala.run(random.key(1), 0, SEEN, progress_bar=False)
+    assert jala.log_evidence_se < 0.1
+    error = jala.log_evidence - np.logaddexp(*parts)
+    assert abs(error) < 4 * jala.log_evidence_se + 0.005
+    assert set(jala.get_samples()) == {"level"}
+    with pytest.raises(ValueError, match="scan.*'z'.*cannot be drawn"):
+        jala.predict(random.key(0))
 
 
 @pytest.mark.parametrize(

@@ -459,31 +459,6 @@ def test_a_hidden_markov_model_is_summed_out():
         jala.predict(random.key(0))
 
 
-def shifted_walk(y):
-    shift = numpyro.sample("shift", dist.Bernoulli(0.4))
-
-    def move(level, seen):
-        level = numpyro.sample("level", dist.Normal(0.5 * level, 1.0))
-        numpyro.sample("y", dist.Normal(level + 2 * shift, 0.5), obs=seen)
-        return level, None
-
-    scan(move, 0.0, y)
-
-
-def test_a_discrete_latent_beside_a_scan_is_summed_out():
-    lag = np.subtract.outer(np.arange(6), np.arange(6))
-    root = np.where(lag >= 0, 0.5 ** np.maximum(lag, 0), 0.0)
-    covariance = root @ root.T + 0.25 * np.eye(6)
-
-    low, high = (gaussian(SCHOOLS, mean, covariance) for mean in (0.0, 2.0))
-    exact = jnp.logaddexp(jnp.log(0.6) + low, jnp.log(0.4) + high)
-    jala = fit(shifted_walk, SCHOOLS, num_steps=0)
-    assert_right(jala, lambda params: exact)
-    assert set(jala.get_samples()) == {"level"}
-    with pytest.raises(ValueError, match="scan.*'shift'.*cannot be drawn"):
-        jala.predict(random.key(0))
-
-
 # -- networks ---------------------------------------------------------------------------
 
 

@@ -34,17 +34,15 @@ def test_the_code_of_the_readme_runs(monkeypatch, tmp_path, capsys):
     printed = capsys.readouterr().out
     (shown, line), (rows, last) = map(read_summary, (said, printed))
     assert len(shown) == 7 and set(shown) <= set(rows)
+    assert len(line) == 7
     for name, (value, error, low, high, *ess) in shown.items():
         new_value, new_error, new_low, new_high, *new_ess = rows[name]
-        loose = 0.25 if ess else 0.05  # draws, or an estimate
+        loose, looser = (0.25, 0.2) if ess else (0.05, 0.1)  # draws, or an estimate
         for one, other in ((value, new_value), (low, new_low), (high, new_high)):
             assert abs(one - other) < loose * error
-        assert abs(error / new_error - 1) < 0.2
-        assert all(
-            one / other < 2 and other / one < 2
-            for one, other in zip(ess, new_ess, strict=True)
-        )
-    slack = {"log-evidence": 0.05, "±": 0.01, "ESS": 0.15, "r-hat": 0.05, "AIC": 0.1}
+        assert abs(error / new_error - 1) < looser
+        assert all(0.5 < a / b < 2 for a, b in zip(ess, new_ess, strict=True))
+    slack = {"log-evidence": 0.05, "±": 0.01, "ESS": 0.15, "r-hat": 0.05}
     for name, value in line.items():
         assert abs(value - last[name]) < slack.get(name, 0.1)
 

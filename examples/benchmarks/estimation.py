@@ -34,15 +34,19 @@ PROBLEMS = ("logistic", "poisson")
 ENOUGH = 0.01  # nats
 
 
-def jala(fit: Fit, num_steps: int) -> Way:
-    """Run the package with its defaults."""
-    ours = JALAEM(fit.model)
+def runs_of(fitter: Any, fit: Fit, num_steps: int) -> Way:
+    """Return how a fitter of this package comes to its params."""
 
     def run(seed: int) -> Params:
-        ours.run(random.key(seed), num_steps, *fit.args, progress_bar=False)
-        return ours.params
+        fitter.run(random.key(seed), num_steps, *fit.args, progress_bar=False)
+        return fitter.params
 
     return run
+
+
+def jala(fit: Fit, num_steps: int) -> Way:
+    """Run the package with its defaults."""
+    return runs_of(JALAEM(fit.model), fit, num_steps)
 
 
 def rival(
@@ -51,12 +55,7 @@ def rival(
     """Run PGD or SOUL, the params moved by Adam."""
     optim = optax.adam(rate)
     theirs = kind(fit.model, optim, step_size=step_size, num_particles=num_particles)
-
-    def run(seed: int) -> Params:
-        theirs.run(random.key(seed), num_steps, *fit.args, progress_bar=False)
-        return theirs.params
-
-    return run
+    return runs_of(theirs, fit, num_steps)
 
 
 def svi(guide_fn: Callable[..., Any], fit: Fit, rate: float, num_steps: int) -> Way:
@@ -65,9 +64,11 @@ def svi(guide_fn: Callable[..., Any], fit: Fit, rate: float, num_steps: int) -> 
 
     @jax.jit
     def train(rng_key: Any, args: Any) -> Any:
-        state = inference.init(rng_key, *args)
-        body = lambda _, state: inference.update(state, *args)[0]  # noqa: E731
-        return inference.get_params(lax.fori_loop(0, num_steps, body, state))
+        def step(_: int, state: Any) -> Any:
+            return inference.update(state, *args)[0]
+
+        state = lax.fori_loop(0, num_steps, step, inference.init(rng_key, *args))
+        return inference.get_params(state)
 
     return lambda seed: train(random.key(seed), fit.args)
 
@@ -117,7 +118,7 @@ def main() -> None:
                 found = measure(runs[name, setting], seed, fit)
                 where = {"problem": problem, "way": name, "setting": setting, "seed": seed}
                 emit({**where, "is_cold": seed == 0, **found})
-                # One that is not near after its second run is not run again.
+                # One that is far off is not run again.
                 if not found["shortfall"] < (1.0 if seed == 0 else 10 * ENOUGH):
                     del runs[name, setting]
 

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from fused import PRIOR_VARIANCE
 from numpyro.distributions import constraints
-from problems import DATA, Params, glmm, wisconsin
+from problems import DATA, Params, glmm, log_poisson, wisconsin
 from quadrature import Array, approximate, float32, float64, integrate_groups
 from scipy import optimize, special, stats
 
@@ -132,19 +133,12 @@ def poisson() -> Fit:
     """Fit a Poisson GLMM of 200 groups; the likelihood is by quadrature."""
     data = glmm().args
     x, y = float64(*data)
-    counts = y[..., None]
-
-    def log_poisson(eta: Array) -> Array:
-        return np.asarray(counts * eta - np.exp(eta) - special.gammaln(counts + 1))
 
     def log_likelihood(params: Params) -> float:
         b, sd = float64(params["b"], params["sd"])
-        return integrate_groups(log_poisson, b[0] + b[1] * x, float(sd))
+        return integrate_groups(log_poisson(y), b[0] + b[1] * x, float(sd))
 
     return Fit(poisson_model, data, log_likelihood, highest(log_likelihood, -0.7))
-
-
-PRIOR_VARIANCE = 5.0
 
 
 def logistic_model(x: Array, y: Array) -> None:

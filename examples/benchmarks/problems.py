@@ -171,6 +171,12 @@ def glmm_model(x: Array, y: Array) -> None:
             numpyro.sample("y", dist.Poisson(jnp.exp(b[0] + b[1] * x + u)), obs=y)
 
 
+def log_poisson(y: Array) -> Callable[[Array], Array]:
+    """Return the log-likelihood of counts as a function of the log of their means."""
+    counts = y[..., None]
+    return lambda eta: np.asarray(counts * eta - np.exp(eta) - special.gammaln(counts + 1))
+
+
 def glmm(num_groups: int = 200) -> Evidence:
     """Count in groups of 5; the answer is by quadrature."""
     rng = np.random.default_rng(0)
@@ -178,13 +184,9 @@ def glmm(num_groups: int = 200) -> Evidence:
     data = float32(x, rng.poisson(np.exp(0.5 + 0.3 * x + u)))
     x, y = float64(*data)
 
-    def log_poisson(eta: Array) -> Array:
-        counts = y[..., None]
-        return np.asarray(counts * eta - np.exp(eta) - special.gammaln(counts + 1))
-
     def log_density(b: Array) -> float:
         log_prior = float(stats.norm.logpdf(b, scale=2.0).sum())
-        return log_prior + integrate_groups(log_poisson, b[0] + b[1] * x, 0.5)
+        return log_prior + integrate_groups(log_poisson(y), b[0] + b[1] * x, 0.5)
 
     return Evidence(glmm_model, data, gauss_hermite(log_density, [0.5, 0.3]))
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from estimation import ENOUGH
 from records import Record
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "paper"))
@@ -38,7 +39,6 @@ PARTS = {
 }
 #: Root mean square error of the evidence that is asked for, in nats.
 WANTED = defaultdict(lambda: 0.05, glmm=0.1)
-SHORT = 0.01
 NOTHING = "—"
 
 
@@ -201,7 +201,7 @@ def quickest_estimate(records: list[Record]) -> list[str]:
         short, seconds = warm(runs, "shortfall"), warm(runs, "seconds")
         if short.size < 2 or not np.isfinite(short).all():
             continue
-        is_near = short.mean() <= SHORT
+        is_near = short.mean() <= ENOUGH
         order = (not is_near, np.median(seconds) if is_near else short.mean())
         text = [
             ", ".join(map(str, setting)),

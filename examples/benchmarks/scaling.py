@@ -17,11 +17,12 @@ import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from fits import logistic_model
 from fused import logistic_data
 from jax import random
 from jax.sharding import Mesh
 from records import emit
-from speed import in_turn, logistic_model
+from speed import in_turn
 
 from numpyro_jala import JALAEM, stages
 from numpyro_jala.inference import Start

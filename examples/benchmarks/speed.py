@@ -17,9 +17,8 @@ import fused
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import optax
+from fits import logistic_model
 from jax import lax, random
 from records import emit
 
@@ -31,14 +30,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "paper"))
 import networks  # noqa: E402
 
 RATE, NUM_UNITS = 1e-2, 40
-
-
-def logistic_model(x: Any, y: Any) -> None:
-    """Regress a binary outcome, the mean of the coefficients to be estimated."""
-    mean = numpyro.param("mean", jnp.zeros(()))
-    scale = fused.PRIOR_VARIANCE**0.5
-    w = numpyro.sample("w", dist.Normal(mean, scale).expand([x.shape[1]]).to_event(1))
-    numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
 
 
 def seconds(function: Callable[[], Any]) -> float:
