@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.scipy.special import ndtri
 
@@ -18,8 +19,11 @@ from numpyro_jala.weights import conditional_fraction
 
 #: Variance of the log-weights that one move at a fixed target may cause.
 MOVE_VARIANCE = 0.1
-#: A Metropolis test bears a step that is this much longer.
-TEST_STRETCH = 2.0
+#: Where a Metropolis test follows, a step may be this much longer, or has to be this much
+#: shorter, as steps are long or short. At this size it is as long as others are.
+_LONGER, _SHORTER, _SHORT_STEP = 2.0, 0.5, 0.004
+#: Units of the last digit by which a potential may be off.
+_ROUNDINGS = 4
 #: In whitened coordinates a step size of one forgets a Gaussian at once.
 LARGEST_STEP = 0.6
 _VOTE_RATE = 0.3
@@ -120,6 +124,26 @@ def refusal_variance(weight: Array, increment: Array) -> Array:
     """Return the variance of log-ratios at which as many tests would be passed."""
     passed = jnp.sum(weight * jnp.exp(jnp.minimum(increment, 0.0)), -1)
     return 4 * ndtri(0.5 * jnp.clip(passed, 1e-6, 1.0)) ** 2
+
+
+def rounding_variance(weight: Array, potential: Array) -> Array:
+    """Return the variance of log-ratios that no shorter step would make smaller."""
+    size = jnp.sum(weight * jnp.abs(potential), -1)
+    return (_ROUNDINGS * np.finfo(potential.dtype).eps * size) ** 2
+
+
+def test_stretch(step_size: Array) -> Array:
+    """Return by how much a step is longer where a Metropolis test follows.
+
+    A particle that fails its test turns round, and loses the way that its momentum has
+    won. So the shorter the steps that are agreed on, the fewer tests may fail.
+    """
+    return jnp.clip(jnp.sqrt(step_size / _SHORT_STEP), _SHORTER, _LONGER)
+
+
+def momentum_memory(step_size: Array) -> Array:
+    """Return what a step leaves of the momentum, which should last for a length of one."""
+    return jnp.exp(-jnp.sqrt(2 * step_size))
 
 
 def step_size_vote(log_step_size: Array, variance: Array, allowed: Array) -> Array:

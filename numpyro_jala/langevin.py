@@ -4,7 +4,7 @@ With a preconditioner :math:`M = L L^\top` and step size :math:`h`, a particle m
 
 .. math::
 
-    v = -h p + \sqrt{2h}\, \xi, \qquad p = L^\top \nabla U(x), \qquad x' = x + b + L v,
+    v = -h p + \sqrt{2h}\, u, \qquad p = L^\top \nabla U(x), \qquad x' = x + b + L v,
 
 and its log-weight changes by the potentials' difference plus
 
@@ -16,6 +16,18 @@ with :math:`p'` at :math:`x'` under the next target. The identity holds for any 
 :math:`L` and shift :math:`b` that are fixed before the move: they decide the variance of
 the weights and not their mean. Where the target stands still and there is no shift, the
 same number is the log-ratio of a Metropolis test.
+
+The noise :math:`u = c m + \sqrt{1 - c^2}\, \xi` is standard normal. With :math:`c = 0` it
+is drawn anew; otherwise the particle keeps its course, and in short steps travels instead
+of trembling. For the move is one leapfrog step of Hamiltonian dynamics, which begins with
+the momentum :math:`u` and ends with
+
+.. math::
+
+    m' = u - \sqrt{h/2}\,(p + p'),
+
+and the work above is :math:`(u^2 - m'^2) / 2`: the same weight, or test, is that of the
+position and the momentum together.
 """
 
 from typing import NamedTuple
@@ -38,18 +50,21 @@ class Kernel(NamedTuple):
         multiple of the identity.
     shift
         :math:`b`, which carries the cloud along with its target.
+    memory
+        :math:`c`, what a particle keeps of its momentum.
     """
 
     step_size: Array  # ()
     factor: Array  # (dim, dim), (dim,) or ()
     shift: Array  # (dim,)
+    memory: Array  # ()
 
 
 class Move(NamedTuple):
     """Where the particles went, and what the weight needs to know of the way."""
 
     position: Array  # (num_particles, dim)
-    velocity: Array  # (num_particles, dim)
+    momentum: Array  # (num_particles, dim), at the start
     force: Array  # (num_particles, dim)
 
 
@@ -60,19 +75,38 @@ def pull(kernel: Kernel, gradient: Array) -> Array:
     return jnp.clip(jnp.nan_to_num(force), -_LARGEST, _LARGEST)
 
 
-def move(rng_key: PRNGKey, kernel: Kernel, position: Array, gradient: Array) -> Move:
-    """Draw the next position of each particle."""
-    h, factor = kernel.step_size, kernel.factor
-    force = pull(kernel, gradient)
+def _velocity(kernel: Kernel, force: Array, momentum: Array) -> Array:
+    h = kernel.step_size
+    return -h * force + jnp.sqrt(2 * h) * momentum
+
+
+def move(
+    rng_key: PRNGKey, kernel: Kernel, position: Array, gradient: Array, momentum: Array
+) -> Move:
+    """Draw the next position of each particle.
+
+    Where no momentum is kept, ``momentum`` has no columns.
+    """
+    c, factor = kernel.memory, kernel.factor
     noise = random.normal(rng_key, position.shape, position.dtype)
-    velocity = -h * force + jnp.sqrt(2 * h) * noise
+    if momentum.shape[-1]:
+        noise = c * momentum + jnp.sqrt(1 - c**2) * noise
+    force = pull(kernel, gradient)
+    velocity = _velocity(kernel, force, noise)
     step = velocity @ factor.T if factor.ndim == 2 else velocity * factor
-    return Move(position + kernel.shift + step, velocity, force)
+    return Move(position + kernel.shift + step, noise, force)
 
 
 def work(kernel: Kernel, moved: Move, new_gradient: Array) -> Array:
     """Return what the move adds to the log-weight beside the change of potential."""
     p, new_p = moved.force, pull(kernel, new_gradient)
-    terms = 0.5 * moved.velocity * (p + new_p)
+    velocity = _velocity(kernel, p, moved.momentum)
+    terms = 0.5 * velocity * (p + new_p)
     terms += 0.25 * kernel.step_size * (p**2 - new_p**2)
     return jnp.sum(terms, -1)
+
+
+def last_momentum(kernel: Kernel, moved: Move, new_gradient: Array) -> Array:
+    """Return the momentum with which the move ends."""
+    p, new_p = moved.force, pull(kernel, new_gradient)
+    return moved.momentum - jnp.sqrt(kernel.step_size / 2) * (p + new_p)

@@ -16,12 +16,14 @@ from numpyro_jala import em, smc
 from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.adaptation import (
     MOVE_VARIANCE,
-    TEST_STRETCH,
     gaussian_step_size,
+    momentum_memory,
     others,
     others_mean,
     refusal_variance,
+    rounding_variance,
     step_size_vote,
+    test_stretch,
     weight_variance,
 )
 from numpyro_jala.geometry import is_collapsed, others_factor
@@ -73,9 +75,13 @@ def start(
     """
     position = spread(position)
     found, score_fn = _evaluate(problem, settings, target, position)
-    cloud = smc.start(position, found, log_evidence)
+    dtype, (num_islands, num_particles, dim) = position.dtype, position.shape
+    rng_key, momentum_key = random.split(rng_key)
+    # Without annealing every move is an ascent, which draws its noise anew.
+    shape = (num_islands, num_particles, dim if settings.adapts else 0)
+    momentum = spread(random.normal(momentum_key, shape, dtype))
+    cloud = smc.start(position, momentum, found, log_evidence)
     weight = normalise(cloud.log_weight)
-    dtype, (num_islands, _, dim) = position.dtype, position.shape
     factor = jnp.ones((num_islands,), dtype)
     if settings.adapts:
         dense = settings.preconditioner == "dense"
@@ -115,8 +121,28 @@ def start(
     return blank._replace(plan=first, optim_state=optim_state)
 
 
+def _agreed_step_size(settings: Settings, state: State) -> Array:
+    """Return for each island the step size that the others can bear."""
+    own = state.log_step_size
+    if settings.step_size is not None:
+        return jnp.exp(own)
+    alive = jnp.isfinite(state.cloud.log_weight).any(-1)
+    # The last island alive has nobody left to ask.
+    return jnp.exp(jnp.where(others(alive) > 0, others_mean(own, alive), own))
+
+
+def _stretch(
+    settings: Settings, step_size: Array, ascending: Array, standing: Array
+) -> Array:
+    """Return by how much each island's next step is longer than what was agreed."""
+    test = jnp.ones_like(step_size)
+    if settings.step_size is None:
+        test = test_stretch(step_size)
+    return jnp.where(ascending, 1.0, jnp.where(standing, test, 0.0))
+
+
 def _kernel(
-    settings: Settings, state: State, target: Target, stretch: Array
+    settings: Settings, state: State, target: Target, step_size: Array, ascending: Array
 ) -> tuple[Kernel, Array]:
     """Return how the islands move to a target, and the change of the target."""
     temperature_change = target.temperature - state.target.temperature
@@ -127,16 +153,8 @@ def _kernel(
         columns.append(jnp.broadcast_to(params_change, shape))
     change = jnp.concatenate(columns, -1)
     shift = -jnp.einsum("jdc,jc->jd", state.plan.transport_shift, change)
-    own = state.log_step_size
-    step_size = jnp.exp(own)
-    if settings.step_size is None:
-        alive = jnp.isfinite(state.cloud.log_weight).any(-1)
-        # The last island alive has nobody left to ask.
-        vote = jnp.where(others(alive) > 0, others_mean(own, alive), own)
-        step_size = jnp.exp(vote)
-    else:
-        stretch = jnp.minimum(stretch, 1.0)
-    return Kernel(stretch * step_size, state.factor, shift), change
+    memory = jnp.where(ascending, 0.0, momentum_memory(step_size))
+    return Kernel(step_size, state.factor, shift, memory), change
 
 
 def _moves_target(settings: Settings, state: State, stage: Array) -> Array:
@@ -193,8 +211,9 @@ def step(
     rng_key, move_key, resample_key = random.split(state.rng_key, 3)
     ascending = stage == ASCEND
     target, standing = _next_target(settings, state, stage, goal, wait)
-    stretch = jnp.where(ascending, 1.0, jnp.where(standing, TEST_STRETCH, 0.0))
-    kernel, change = _kernel(settings, state, target, stretch)
+    agreed = _agreed_step_size(settings, state)
+    stretch = _stretch(settings, agreed, ascending, standing)
+    kernel, change = _kernel(settings, state, target, stretch * agreed, ascending)
     cloud, score_fn, info = smc.step(
         move_key,
         state.cloud,
@@ -204,7 +223,8 @@ def step(
     )
     # A large step of the parameters is not linear: what it costs is not the move's fault.
     blind = (stretch == 0) | (ascending & (state.plan.cost > 0.01))
-    vote = _vote(settings, state, kernel, cloud, info.increment, change, stretch)
+    increment = _due_to_move(kernel, cloud, info.increment, change)
+    vote = _vote(settings, state, agreed, stretch, increment, standing)
     num_steps = state.num_steps + ascending
     mean = em.average(state.mean_params, target.params, num_steps)
     moved = State(
@@ -266,28 +286,29 @@ def _spread_state(state: State) -> State:
     )
 
 
+def _due_to_move(kernel: Kernel, cloud: Cloud, increment: Array, change: Array) -> Array:
+    """Return the log-weights without what the target's change has caused."""
+    increment = increment + jnp.einsum("jnc,jc->jn", cloud.rates, change)
+    # As a product of matrices this would have the particles transposed on a GPU.
+    return increment + jnp.sum(cloud.gradient * kernel.shift[:, None], -1)
+
+
 def _vote(
     settings: Settings,
     state: State,
-    kernel: Kernel,
-    cloud: Cloud,
-    increment: Array,
-    change: Array,
+    agreed: Array,
     stretch: Array,
+    increment: Array,
+    standing: Array,
 ) -> Array:
     """Let each island say which step size it could bear."""
     if settings.step_size is not None:
         return state.log_step_size
-    # What the move alone has caused.
-    increment = increment + jnp.einsum("jnc,jc->jn", cloud.rates, change)
-    # As a product of matrices this would have the particles transposed on a GPU.
-    increment += jnp.sum(cloud.gradient * kernel.shift[:, None], -1)
     weight = normalise(state.cloud.log_weight)
-    variance = jnp.where(
-        stretch > 1, refusal_variance(weight, increment), weight_variance(weight, increment)
-    )
-    used = jnp.log(kernel.step_size / stretch)
-    return step_size_vote(used, variance, MOVE_VARIANCE * stretch**3)
+    refusals = refusal_variance(weight, increment)
+    refusals -= rounding_variance(weight, state.cloud.potential)
+    variance = jnp.where(standing, refusals, weight_variance(weight, increment))
+    return step_size_vote(jnp.log(agreed), variance, MOVE_VARIANCE * stretch**3)
 
 
 def _refresh_factor(settings: Settings, state: State, cloud: Cloud) -> Array:

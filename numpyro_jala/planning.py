@@ -143,9 +143,8 @@ def _newton_ascent(
 
 def _covariances(weight: Array, rate: Array) -> tuple[Array, Array]:
     """Return the covariance of the rates within islands, and over the whole cloud."""
-    means = jnp.einsum("jn,jnc->jc", weight, rate)[:, None]
     return (
-        transport.pooled_covariance(weight, rate - means),
+        transport.pooled_covariance(weight, transport.within(weight, rate)),
         transport.pooled_covariance(weight, rate),
     )
 

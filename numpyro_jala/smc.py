@@ -27,6 +27,8 @@ class Cloud(NamedTuple):
 
     position
         Unconstrained latents, one row per particle.
+    momentum
+        Standard normal in whitened units, and independent of the position.
     log_weight
         Unnormalised log-weights since the island's last resampling.
     potential, gradient, slope, scores
@@ -37,6 +39,7 @@ class Cloud(NamedTuple):
     """
 
     position: Array  # (num_islands, num_particles, dim)
+    momentum: Array  # (num_islands, num_particles, dim or 0)
     log_weight: Array  # (num_islands, num_particles)
     potential: Array  # (num_islands, num_particles)
     gradient: Array  # (num_islands, num_particles, dim)
@@ -145,7 +148,9 @@ def _choose(mask: Array, yes: Array, no: Array | float) -> Array:
     return jnp.where(mask.reshape(mask.shape + (1,) * (yes.ndim - mask.ndim)), yes, no)
 
 
-def start(position: Array, found: Derivatives, log_evidence: Array) -> Cloud:
+def start(
+    position: Array, momentum: Array, found: Derivatives, log_evidence: Array
+) -> Cloud:
     """Weigh draws from the first target, whose log-evidence is known, equally."""
     alive = is_alive(found)
     log_weight = jnp.where(alive, 0.0, -jnp.inf).astype(position.dtype)
@@ -156,6 +161,7 @@ def start(position: Array, found: Derivatives, log_evidence: Array) -> Cloud:
     )
     return Cloud(
         position=position,
+        momentum=momentum,
         log_weight=log_weight,
         potential=known.potential,
         gradient=known.gradient,
@@ -186,6 +192,7 @@ def resample(
     settled = jnp.where(due, log_mean_exp(cloud.log_weight), 0.0)
     return Cloud(
         position=pick(cloud.position),
+        momentum=pick(cloud.momentum),
         log_weight=jnp.where(due[:, None], 0.0, cloud.log_weight),
         potential=pick(cloud.potential),
         gradient=pick(cloud.gradient),
@@ -207,14 +214,18 @@ def step(
     With ``standing`` the two targets are the same. Then the work decides, by a Metropolis
     test, whether a particle moves or stays, and the weights are left alone: in a stiff
     corner of the target particles wait, where unadjusted ones would lose their weight.
+    One that waits turns round, without which its momentum would not stay standard normal.
     """
-    num_islands, num_particles = cloud.log_weight.shape
+    num_islands, num_particles, columns = cloud.momentum.shape
     move_key, test_key = random.split(rng_key)
     keys = random.split(move_key, num_islands)
-    moved = over_islands(langevin.move)(keys, kernel, cloud.position, cloud.gradient)
+    moved = over_islands(langevin.move)(
+        keys, kernel, cloud.position, cloud.gradient, cloud.momentum
+    )
     found, score_fn = evaluate_fn(moved.position)
     # The difference first: the same float enters twice along the path and cancels.
     work = over_islands(langevin.work)(kernel, moved, found.gradient)
+    momentum = over_islands(langevin.last_momentum)(kernel, moved, found.gradient)
     increment = (cloud.potential - found.potential) + work
     was_alive = jnp.isfinite(cloud.log_weight)
     alive = is_alive(found) & jnp.isfinite(increment) & was_alive
@@ -225,6 +236,7 @@ def step(
     log_weight = jnp.where(standing, cloud.log_weight, weighed)
     new = Cloud(
         position=_choose(passed, moved.position, cloud.position),
+        momentum=_choose(passed, momentum, -moved.momentum)[..., :columns],
         log_weight=log_weight,
         potential=_choose(passed, found.potential, cloud.potential),
         gradient=_choose(passed, found.gradient, cloud.gradient),

@@ -56,7 +56,7 @@ def _regress(weight: Array, cloud: Cloud, rate: Array, factor: Array) -> Array:
     """Fit the rates as linear functions of the gradient, which is exact for a Gaussian."""
     # Whitening saves digits and does not change the fit, so one factor serves all.
     common = factor[0]
-    whitened = cloud.gradient @ common
+    whitened = within(weight, cloud.gradient @ common)
     dim = whitened.shape[-1]
     moments = others_covariance(weight, whitened, jnp.concatenate([whitened, rate], -1))
     gram, cross = moments[..., :dim], moments[..., dim:]
@@ -83,12 +83,13 @@ def learn(
     """
     rate = jnp.where(weight[..., None] > 0, rate, 0.0)
     num_others = weight.size - weight.shape[1]
+    centred = within(weight, rate)
     if factor.ndim == 3 and _DRAWS_PER_DIM * factor.shape[-1] <= num_others:
-        learned = _regress(weight, cloud, rate, factor)
+        learned = _regress(weight, cloud, centred, factor)
     else:
         # The mean moves by minus the covariance of position and rate. Each entry is
         # noisy and there are many: average them over the last steps.
-        fresh = others_covariance(weight, cloud.position, rate)
+        fresh = others_covariance(weight, cloud.position, centred)
         learned = memory * last + (1 - memory) * fresh
     learned = jnp.nan_to_num(learned, posinf=0.0, neginf=0.0)
     following = rate - jnp.einsum("jnd,jdc->jnc", cloud.gradient, learned)
@@ -97,6 +98,11 @@ def learn(
     return Transport(
         jnp.where(helps, learned, 0.0), learned, jnp.where(helps, following, rate)
     )
+
+
+def within(weight: Array, values: Array) -> Array:
+    """Subtract each island's mean: islands may be at different temperatures."""
+    return values - jnp.einsum("jn,jnc->jc", weight, values)[:, None]
 
 
 def is_centred(weight: Array, values: Array) -> Array:

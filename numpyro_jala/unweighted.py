@@ -85,7 +85,12 @@ def evaluate(
 
 def _kernel(rule: Rule, dtype: Any) -> Kernel:
     one = jnp.ones((), dtype)
-    return Kernel(rule.step_size * one, one, 0 * one)
+    return Kernel(rule.step_size * one, one, shift=0 * one, memory=0 * one)
+
+
+def _move(rng_key: PRNGKey, kernel: Kernel, position: Array, gradient: Array) -> Array:
+    no_momentum = position[..., :0]
+    return langevin.move(rng_key, kernel, position, gradient, no_momentum).position
 
 
 def _move_all(
@@ -94,7 +99,7 @@ def _move_all(
     """Move every particle once; return them, and the score before they moved."""
     found, score = evaluate(problem, params, position)
     kernel = _kernel(rule, position.dtype)
-    return langevin.move(rng_key, kernel, position, found.gradient).position, score
+    return _move(rng_key, kernel, position, found.gradient), score
 
 
 def _run_chain(
@@ -107,7 +112,7 @@ def _run_chain(
 
     def advance(carry: Any, key: PRNGKey) -> tuple[Any, Array]:
         state, gradient, total = carry
-        state = langevin.move(key, kernel, state, gradient).position
+        state = _move(key, kernel, state, gradient)
         found, score = evaluate(problem, params, state)
         return (state, found.gradient, total + score), state[0, 0]
 

@@ -129,7 +129,7 @@ def gaussian_cloud(factor):
     gradient = (position - mean) @ precision
     rate = -(position - mean) @ precision @ drift + 0.7
     zero = jnp.zeros((4, 200))
-    cloud = Cloud(position, zero, zero, gradient, zero, zero, jnp.zeros(4))
+    cloud = Cloud(position, position, zero, zero, gradient, zero, zero, jnp.zeros(4))
     return cloud, rate[..., None], drift
 
 

@@ -90,9 +90,11 @@ CASES = {
 def test_the_maximum_is_found(jala, name):
     x, y, start = CASES[name]
     x, y = x.astype(np.float32), y.astype(np.float32)
-    # From a million away one run in five warns, rightly, of the evidence along its path.
-    rng_key = random.key(3 if name == "farther start" else 2)
-    jala.run(rng_key, 200, x, y, init_params=start, progress_bar=False)
+    with warnings.catch_warnings():
+        if "far" in name:
+            # The path from there is rough, and most runs warn, rightly, of its evidence.
+            warnings.filterwarnings("ignore", "The log-evidence along the path")
+        jala.run(random.key(2), 200, x, y, init_params=start, progress_bar=False)
     params = {key: np.asarray(value, float) for key, value in jala.params.items()}
     wide = np.asarray(x, float), np.asarray(y, float)
     found = exact(*wide, **params)

@@ -16,6 +16,8 @@ import numpy as np
 import optax
 from jax import lax, random
 
+from numpyro_jala.precision import HIGHEST, roughly
+
 PRIOR_VARIANCE = 5.0
 
 
@@ -26,9 +28,11 @@ def logistic_potential(theta: Any, w: Any, x: Any, y: Any) -> Any:
     return 0.5 * jnp.sum((w - theta) ** 2) / PRIOR_VARIANCE - log_likelihood
 
 
-def network_potential(theta: Any, position: Any, x: Any, labels: Any) -> Any:
+def network_potential(
+    num_classes: int, theta: Any, position: Any, x: Any, labels: Any
+) -> Any:
     """The same of a network of two layers whose scales are the exponentials of theta."""
-    num_pixels, num_classes = x.shape[1], 2
+    num_pixels = x.shape[1]
     num_units = position.size // (num_pixels + num_classes)
     cut = num_pixels * num_units
     first = position[:cut].reshape(num_pixels, num_units)
@@ -43,9 +47,17 @@ def network_potential(theta: Any, position: Any, x: Any, labels: Any) -> Any:
 
 
 def make(
-    potential: Callable[..., Any], step_size: float, rate: float, threshold: float
+    potential: Callable[..., Any],
+    step_size: float,
+    rate: float,
+    threshold: float,
+    precision: str,
 ) -> Callable[..., Any]:
-    """Return a compiled function of (rng_key, theta, particles, num_steps, *data)."""
+    """Return a compiled function of (rng_key, theta, particles, num_steps, *data).
+
+    Matrices are multiplied at the given precision for the potential, and for its gradient
+    as fast as the device's default is, unless the precision is the highest.
+    """
     optim = optax.adam(rate)
     h = step_size
 
@@ -54,7 +66,9 @@ def make(
         each = jax.vmap(lambda t, x: potential(t, x, *data), (None, 0))
 
         def evaluate(t: Any, x: Any) -> Any:
-            value, pull = jax.vjp(each, t, x)
+            with jax.default_matmul_precision(precision):
+                value, pull = jax.vjp(each, t, x)
+            pull = pull if precision == HIGHEST else roughly(pull)
             return value, pull(jnp.ones(count))[1], lambda weight: pull(weight)[0]
 
         def resample(key: Any, log_weight: Any, arrays: Any) -> Any:

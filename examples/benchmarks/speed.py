@@ -10,6 +10,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,15 @@ from jax import lax, random
 from records import emit
 
 from numpyro_jala import JALAEM, path, stages
-from numpyro_jala.precision import exactly
+from numpyro_jala.precision import HIGHEST, THREE_PASSES, exactly
 from numpyro_jala.state import ASCEND, REST
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "paper"))
 import networks  # noqa: E402
 
-RATE, NUM_UNITS = 1e-2, 40
+RATE = 1e-2
+#: Digits, images and units of each network.
+NETWORKS = {"network": ([4, 9], 1_000, 40), "wide network": ([2, 4, 7, 9], 2_500, 512)}
 
 
 def seconds(function: Callable[[], Any]) -> float:
@@ -69,15 +72,16 @@ def problem(name: str, num_particles: int) -> tuple[Any, ...]:
         data = fused.logistic_data()
         first = {"w": 0.1 * rng.normal(size=(num_particles, 9)).astype(np.float32)}
         return logistic_model, fused.logistic_potential, data, first, jnp.zeros(()), 1e-3
-    x, labels, *_ = networks.read_data(rng, [4, 9], 1_000)
-    shapes = {"first": (784, NUM_UNITS), "second": (NUM_UNITS, 2)}
+    digits, num_images, num_units = NETWORKS[name]
+    x, labels, *_ = networks.read_data(rng, digits, num_images)
+    shapes = {"first": (784, num_units), "second": (num_units, len(digits))}
     first = {
         name: (0.03 * rng.normal(size=(num_particles, *shape))).astype(np.float32)
         for name, shape in shapes.items()
     }
-    model = networks.make_model(NUM_UNITS, 2)
-    data = x, labels.astype(np.int32)
-    return model, fused.network_potential, data, first, jnp.zeros(2), 1e-7
+    model = networks.make_model(num_units, len(digits))
+    potential = partial(fused.network_potential, len(digits))
+    return model, potential, (x, labels.astype(np.int32)), first, jnp.zeros(2), 1e-7
 
 
 def against_fused(name: str, num_particles: int, num_steps: int, repeats: int) -> None:
@@ -85,7 +89,10 @@ def against_fused(name: str, num_particles: int, num_steps: int, repeats: int) -
     model, potential, data, first, theta, step_size = problem(name, num_particles)
     jala = plain_jala(model, num_particles, step_size)
     flat = np.concatenate([v.reshape(num_particles, -1) for v in first.values()], 1)
-    loop = fused.make(potential, step_size, RATE, 0.5)
+    precision = HIGHEST
+    if jax.default_backend() == "gpu" and name in NETWORKS:
+        precision = THREE_PASSES
+    loop = fused.make(potential, step_size, RATE, 0.5, precision)
     key = random.key(0)
 
     def ours() -> Any:
@@ -148,16 +155,17 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=["logistic", "network", "evaluation"])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--particles", type=int, default=1_000, help="not of networks")
     options = parser.parse_args()
     for part in options.parts:
         if part == "logistic":
-            against_fused(part, 1_000, options.steps, options.repeats)
-        elif part == "network":
-            against_fused(part, 50, 2 * options.steps // 5, options.repeats)
+            against_fused(part, options.particles, options.steps, options.repeats)
+        elif part in NETWORKS:
+            against_fused(part, 50, options.steps, options.repeats)
         elif part == "evaluation":
-            against_evaluation(1_000, options.repeats)
+            against_evaluation(options.particles, options.repeats)
         else:
-            parser.error(f"{part!r} is not logistic, network or evaluation")
+            parser.error(f"{part!r} is not logistic, evaluation or one of {list(NETWORKS)}")
 
 
 if __name__ == "__main__":
