@@ -20,6 +20,10 @@ from numpyro_jala._typing import Array, Tree
 FEW_PARAMS = 64
 #: Variance of the log-weights that one step of the parameters may cause.
 TRUST = 0.1
+#: The trust region goes this much further than the parameters would.
+_ROOM = 10.0
+#: Where the goal is known a step may cost this much more.
+_HURRY = 4.0
 #: Smallest share of the information that is taken as observed.
 _FLOOR = 0.05
 _GAIN = 0.5
@@ -125,7 +129,7 @@ def is_near(newton: Newton, change: Array, num_steps: int) -> Array:
     it: within two standard errors if the latents were known. The first says nothing of
     a parameter on which the latents do not depend.
     """
-    follows = change @ newton.missing @ change <= TRUST * num_steps**2
+    follows = change @ newton.missing @ change <= _HURRY * TRUST * num_steps**2
     return follows & (change @ newton.complete @ change <= 4.0)
 
 
@@ -217,8 +221,13 @@ def trusted_step(
     cost
         :math:`V`: ``d @ cost @ d`` is the variance of the log-weights that d causes.
     reach
-        Diagonal of :math:`R`: how far each parameter may go in one step.
+        Diagonal of :math:`R`: how far each parameter may go in one step, at most.
     """
+    # By Cauchy and Schwarz a full Newton step moves no parameter further than this. A
+    # region that went on far beyond would be too long for its short axes to be seen.
+    inverse_diagonal = jnp.sum(info.basis**2 / info.observed, -1)
+    furthest = jnp.sqrt(2 * decrement(info, score) * inverse_diagonal)
+    reach = jnp.minimum(reach, _ROOM * furthest + 1e-12 * reach)
     # In units of what the region allows, sizes that differ by orders of magnitude do no
     # harm: what is lost in rounding is the curvature along directions that are flat, and
     # there the region bounds the step.
