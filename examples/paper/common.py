@@ -21,17 +21,23 @@ DATA = Path(__file__).parents[1] / "data"
 _PACKAGES = ("numpyro_jala", "numpyro", "jax")
 
 
-def parse(description, output, **more):
-    """Read the options that every experiment has, and a few numbers of its own."""
+def parse(description, output, full, **quick):
+    """Read the options that every experiment has, and a few of its own.
+
+    With ``--full`` those have other defaults; what is given by hand counts in either case.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--full", action="store_true", help="the paper's settings")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("paper_output") / output)
-    for name, default in more.items():
+    for name, default in quick.items():
         parser.add_argument(
             f"--{name.replace('_', '-')}", type=type(default), default=default
         )
     options = parser.parse_args()
+    if options.full:
+        parser.set_defaults(**full)
+        options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     return options
 

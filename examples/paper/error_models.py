@@ -294,14 +294,14 @@ def tables(folder):
 
 
 def main():
-    options = parse(__doc__, "error_models", trials=5, steps=60, batch=25, sizes="")
-    sizes = [int(size) for size in options.sizes.split(",") if size]
-    if options.full:
-        options.trials = 100
+    full = {"trials": 100, "sizes": "500,1500"}
+    options = parse(
+        __doc__, "error_models", full, trials=5, steps=60, batch=25, sizes="500"
+    )
     fits = {("printed", "student"): printed_fit("student", True)}
     fits |= {("exact start", name): printed_fit(name, False) for name in MODELS}
     fits |= {("default", name): default_fit(name, options.steps) for name in MODELS}
-    for size in sizes or ([500, 1500] if options.full else [500]):
+    for size in map(int, options.sizes.split(",")):
         for truth in MODELS:
             measure(options, fits, truth, size)
     draw(options.output)

@@ -334,9 +334,13 @@ def measure(options, num_particles, data, reference):
 
 
 def main():
+    full = {"grid": 10, "tuning_steps": 500, "seconds": 5.0, "most_steps": 5_000}
+    full |= {"repeats": 100, "repeat_steps": 1_000, "reference_particles": 8_192}
+    full |= {"parts": "100,50,10,correction"}
     options = parse(
         __doc__,
         "logistic",
+        full,
         grid=3,
         tuning_steps=100,
         seconds=0.5,
@@ -347,12 +351,6 @@ def main():
         reference_particles=1_024,
         parts="10",
     )
-    if options.full:
-        options.grid, options.tuning_steps = 10, 500
-        options.seconds, options.most_steps, options.repeats = 5.0, 5_000, 100
-        options.repeat_steps = 1_000
-        options.reference_particles = 8_192
-        options.parts = "100,50,10,correction" if options.parts == "10" else options.parts
     x, y = read_data()
     rows, _ = split(np.random.default_rng(options.seed), y, 0.8)
     data = (x[rows], y[rows])

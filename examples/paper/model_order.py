@@ -284,24 +284,27 @@ def tables(folder):
     return table([*heads, "paper", "paper's BIC", "JALAEM as exact"], rows)
 
 
+def listed(values):
+    """Return numbers as an option takes them."""
+    return ",".join(map(str, values))
+
+
 def main():
+    everything = {"orders": listed(PAPER), "sizes": listed(SIZES)}
     options = parse(
         __doc__,
         "model_order",
+        full={"trials": 100, **everything},
         trials=8,
         steps=60,
         batch=250,
-        orders="",
-        sizes="",
+        orders="3,7",
+        sizes="100",
         variance=VARIANCE,
     )
-    orders = [int(order) for order in options.orders.split(",") if order]
-    sizes = [int(size) for size in options.sizes.split(",") if size]
-    if options.full:
-        options.trials = 100
     fits = {"default": default_fit(options.steps), "printed": printed_fit()}
-    for size in sizes or (SIZES if options.full else [100]):
-        for order in orders or (PAPER if options.full else [3, 7]):
+    for size in map(int, options.sizes.split(",")):
+        for order in map(int, options.orders.split(",")):
             measure(options, fits, order, size)
     draw(options.output)
     print(tables(options.output))

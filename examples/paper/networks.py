@@ -287,6 +287,9 @@ def plot_alive(parts, path):
             label=f"repeat {repeat}",
         )
     axis.set(xlabel="hidden units", ylabel="log-evidence", xscale="log")
+    widths = sorted({part["num_units"] for part in parts})
+    axis.set_xticks(widths, map(str, widths))
+    axis.minorticks_off()
     axis.legend(fontsize="small")
     figure.savefig(path, dpi=130)
 
@@ -352,9 +355,12 @@ def tables(folder):
 
 
 def main():
+    full = {"steps": 500, "repeats": 0, "images": 0, "printed_particles": 0}
+    full |= {"slowness": 40.0, "fit_slowness": 6.0, "particles": 1024, "fit_steps": 400}
     options = parse(
         __doc__,
         "networks",
+        full,
         parts="printed,alive",
         digits="49",
         units="5",
@@ -369,12 +375,11 @@ def main():
         fit_slowness=1.0,
         slowness=4.0,
     )
-    if options.full:
-        options.steps, options.repeats = 500, 10 if "printed" in options.parts else 5
-        options.slowness, options.fit_slowness = 50.0, 12.0
-        options.printed_particles = 100 if options.digits == "49" else 50
-        options.images = 1_000 if options.digits == "49" else 2_500
-        options.particles, options.fit_steps = 1024, 1_000
+    # What the paper has depends on the digits.
+    num_images, num_particles = (1_000, 100) if options.digits == "49" else (2_500, 50)
+    options.images = options.images or num_images
+    options.printed_particles = options.printed_particles or num_particles
+    options.repeats = options.repeats or (10 if "printed" in options.parts else 5)
     digits = [int(digit) for digit in options.digits]
     for num_units in (int(n) for n in options.units.split(",")):
         if "printed" in options.parts:
