@@ -132,7 +132,7 @@ def rounding_variance(weight: Array, potential: Array) -> Array:
     return (_ROUNDINGS * np.finfo(potential.dtype).eps * size) ** 2
 
 
-def test_stretch(step_size: Array) -> Array:
+def tested_stretch(step_size: Array) -> Array:
     """Return by how much a step is longer where a Metropolis test follows.
 
     A particle that fails its test turns round, and loses the way that its momentum has

@@ -23,7 +23,7 @@ from numpyro_jala.adaptation import (
     refusal_variance,
     rounding_variance,
     step_size_vote,
-    test_stretch,
+    tested_stretch,
     weight_variance,
 )
 from numpyro_jala.geometry import is_collapsed, others_factor
@@ -77,7 +77,7 @@ def start(
     found, score_fn = _evaluate(problem, settings, target, position)
     dtype, (num_islands, num_particles, dim) = position.dtype, position.shape
     rng_key, momentum_key = random.split(rng_key)
-    # Without annealing every move is an ascent, which draws its noise anew.
+    # What adapts nothing is the paper's algorithm, which draws its noise anew.
     shape = (num_islands, num_particles, dim if settings.adapts else 0)
     momentum = spread(random.normal(momentum_key, shape, dtype))
     cloud = smc.start(position, momentum, found, log_evidence)
@@ -135,10 +135,9 @@ def _stretch(
     settings: Settings, step_size: Array, ascending: Array, standing: Array
 ) -> Array:
     """Return by how much each island's next step is longer than what was agreed."""
-    test = jnp.ones_like(step_size)
-    if settings.step_size is None:
-        test = test_stretch(step_size)
-    return jnp.where(ascending, 1.0, jnp.where(standing, test, 0.0))
+    given = settings.step_size is not None
+    tested = jnp.ones_like(step_size) if given else tested_stretch(step_size)
+    return jnp.where(ascending, 1.0, jnp.where(standing, tested, 0.0))
 
 
 def _kernel(
