@@ -170,3 +170,25 @@ def test_a_shift_that_costs_more_than_it_saves_is_not_taken():
     found = transport.learn(weight, cloud, noise, jnp.ones((4, 3)), wrong, 1.0)
     assert (found.shift == 0).all()
     np.testing.assert_array_equal(found.rate, noise)
+
+
+def test_a_tested_step_is_longer_the_longer_the_steps_are():
+    sizes = jnp.array([1e-6, 0.001, 0.004, 0.016, 0.6])
+    np.testing.assert_allclose(
+        adaptation.tested_stretch(sizes), [0.5, 0.5, 1.0, 2.0, 2.0], rtol=1e-5
+    )
+
+
+def test_rounding_of_large_potentials_is_not_taken_for_too_long_a_step():
+    exact = 1e6 + np.random.default_rng(0).gamma(2.0, 20.0, size=(2, 4, 500))
+    rounded = exact.astype(np.float32)
+    error = (rounded - exact)[0] - (rounded - exact)[1]
+    weight = jnp.full((4, 500), 1 / 500)
+    allowed = adaptation.rounding_variance(weight, jnp.asarray(rounded[0]))
+    # A sum of many terms is off by more than the rounding of its last digit.
+    assert (allowed > error.var(-1)).all() and (
+        allowed < adaptation.MOVE_VARIANCE * 2.0**3
+    ).all()
+    assert (
+        adaptation.rounding_variance(weight, jnp.asarray(rounded[0] / 1e4)) < 1e-6
+    ).all()
