@@ -8,7 +8,7 @@ from numpyro.distributions import MaskedDistribution
 from numpyro_jala.estimates import estimates, label_entries
 from numpyro_jala.record import Result, Run
 from numpyro_jala.state import ASCEND, CLIMB, REST
-from numpyro_jala.weights import effective_fraction, log_mean_exp, normalise
+from numpyro_jala.weights import effective_fraction, log_mean_exp
 
 #: Nats to the maximum that are worth a warning.
 _SHORT = 0.1
@@ -93,27 +93,6 @@ def num_observations(run: Run) -> float:
     return size if size else float("nan")
 
 
-def potential_scale_reduction(weight: np.ndarray, values: np.ndarray) -> float:
-    """Return the largest r-hat of the columns, islands taken as chains.
-
-    Parameters
-    ----------
-    weight
-        Normalised within each island, (num_islands, num_particles).
-    values
-        (num_islands, num_particles, columns)
-    """
-    alive = weight.sum(1) > 0
-    if alive.sum() < 2:
-        return 1.0
-    # In double precision, where squares do not overflow.
-    weight, values = weight[alive], values[alive].astype(np.float64)
-    mean = np.einsum("jn,jnd->jd", weight, values)
-    within = np.einsum("jn,jnd->jd", weight, (values - mean[:, None]) ** 2).mean(0)
-    between = mean.var(0, ddof=1)
-    return float(np.sqrt(1 + np.max(between / np.maximum(within, 1e-30))))
-
-
 def diagnostics(run: Run) -> dict[str, float]:
     """Return numbers that tell whether to trust the result."""
     result = run.result
@@ -121,7 +100,6 @@ def diagnostics(run: Run) -> dict[str, float]:
     seen = [run.infos(s) for s in (CLIMB, ASCEND, REST)]
     rows = [info for info in seen if info is not None]
     at_end = rows[-1].ess if rows else np.ones((1, 1))
-    weight = np.asarray(normalise(result.log_weight))
     recursive = np.asarray(result.recursive, float)
     recursive = recursive[np.isfinite(recursive)]  # an island may have died
     return {
@@ -133,7 +111,7 @@ def diagnostics(run: Run) -> dict[str, float]:
         else 0.0,
         "overlap": float(result.bridge.overlap),
         "shortfall": _shortfall(result),
-        "rhat": potential_scale_reduction(weight, np.asarray(result.position)),
+        "rhat": run.rhat,
         "ess": float(np.median(at_end)),
         "min_ess": float(min((info.ess.min() for info in rows), default=1.0)),
         "dead_particles": float(sum(info.died.sum() for info in rows)),

@@ -17,13 +17,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax, random
+from jax import lax
 from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import logsumexp
 
 from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.adaptation import by_island, others_average
 from numpyro_jala.geometry import others_factor
+from numpyro_jala.langevin import draw_noise
 from numpyro_jala.weights import log_mean_exp
 
 _ITERATIONS = 200
@@ -140,7 +141,7 @@ def draw_others(
 ) -> tuple[Array, Array, Array]:
     """Return draws from each island's Gaussian, and log-densities at both ends."""
     gaussian = fit_others(weight, position, gradient, dense)
-    noise = random.normal(rng_key, position.shape, position.dtype)
+    noise = draw_noise(rng_key, position.shape, position.dtype)
     draws = jax.vmap(from_noise)(gaussian, noise)
     return (
         draws,

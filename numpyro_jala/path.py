@@ -27,7 +27,7 @@ from numpyro_jala.adaptation import (
     weight_variance,
 )
 from numpyro_jala.geometry import is_collapsed, others_factor
-from numpyro_jala.langevin import Kernel
+from numpyro_jala.langevin import Kernel, draw_noise
 from numpyro_jala.planning import plan
 from numpyro_jala.precision import exactly
 from numpyro_jala.resampling import SCHEMES
@@ -79,7 +79,7 @@ def start(
     rng_key, momentum_key = random.split(rng_key)
     # What adapts nothing is the paper's algorithm, which draws its noise anew.
     shape = (num_islands, num_particles, dim if settings.adapts else 0)
-    momentum = spread(random.normal(momentum_key, shape, dtype))
+    momentum = spread(draw_noise(momentum_key, shape, dtype))
     cloud = smc.start(position, momentum, found, log_evidence)
     weight = normalise(cloud.log_weight)
     factor = jnp.ones((num_islands,), dtype)
@@ -264,11 +264,13 @@ def _resample(
 ) -> tuple[Cloud, Array]:
     """Resample where it is due: not at a target that stands, which leaves the weights."""
     scheme = SCHEMES[settings.resampling]
+    due = smc.is_due(cloud, settings.ess_threshold) & ~standing
+    # Most steps resample nothing, and are spared a copy of all particles.
     return lax.cond(
-        standing,
-        lambda: (cloud, jnp.zeros((settings.num_islands,), bool)),
-        lambda: smc.resample(rng_key, cloud, scheme, settings.ess_threshold),
-    )
+        due.any(),
+        lambda: smc.resample(rng_key, cloud, scheme, due),
+        lambda: cloud,
+    ), due
 
 
 def _spread_state(state: State) -> State:

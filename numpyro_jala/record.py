@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ from numpyro_jala.sharding import fetch, place
 from numpyro_jala.sites import Trace
 from numpyro_jala.stages import Data, Fixed
 from numpyro_jala.state import CLIMB, Info, State
-from numpyro_jala.weights import log_mean_exp, normalise
+from numpyro_jala.weights import log_mean_exp, normalise, potential_scale_reduction
 
 
 class Result(NamedTuple):
@@ -87,6 +88,12 @@ class Run:
         """The result of a run that has ended."""
         assert self.finished is not None
         return self.finished
+
+    @cached_property
+    def rhat(self) -> float:
+        """How far the islands of the result disagree; all latents have to be looked at."""
+        weight = np.asarray(normalise(self.result.log_weight))
+        return potential_scale_reduction(weight, self.result.position)
 
     def watch(self, stage: int) -> dict[str, str]:
         """Return the numbers that one wants to see while it runs."""

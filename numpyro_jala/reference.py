@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from numpyro.infer.autoguide import AutoContinuous, AutoNormal
 from numpyro_jala import options
 from numpyro_jala._typing import Array, Potential, PRNGKey
 from numpyro_jala.evidence import Gaussian, from_noise, log_density
+from numpyro_jala.langevin import draw_noise
 from numpyro_jala.model import Layout
 
 #: A Gaussian narrower than the posterior ruins the weights in its tails. Widened by this
@@ -55,14 +57,11 @@ def draw(
 ) -> Array:
     """Draw positions (*shape, dim) from the reference."""
     if gaussian is not None:
-        noise = random.normal(rng_key, (*shape, layout.dim), gaussian.mean.dtype)
+        noise = draw_noise(rng_key, (*shape, layout.dim), gaussian.mean.dtype)
         return from_noise(gaussian, noise)
-    keys = random.split(rng_key, shape)
-
-    def one(key: PRNGKey) -> Array:
-        return layout.draw_prior(key, params, arrays)
-
-    return jax.vmap(jax.vmap(one))(keys)
+    keys = random.split(rng_key, math.prod(shape))
+    draws = jax.vmap(lambda key: layout.draw_prior(key, params, arrays))(keys)
+    return draws.reshape(*shape, layout.dim)
 
 
 def make(

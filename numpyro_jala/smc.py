@@ -171,16 +171,18 @@ def start(
     )
 
 
-def resample(
-    rng_key: PRNGKey, cloud: Cloud, resampler: Resampler, threshold: float
-) -> tuple[Cloud, Array]:
-    """Resample each island whose effective sample size fell below the threshold.
+def is_due(cloud: Cloud, threshold: float) -> Array:
+    """Tell which islands' effective sample size fell below the threshold."""
+    is_low = effective_fraction(cloud.log_weight) < threshold
+    return is_low & jnp.isfinite(cloud.log_weight).any(-1)
+
+
+def resample(rng_key: PRNGKey, cloud: Cloud, resampler: Resampler, due: Array) -> Cloud:
+    """Resample the islands that are due.
 
     The mean weight moves into the settled log-evidence, and the weights start anew.
     """
     num_islands, num_particles = cloud.log_weight.shape
-    due = effective_fraction(cloud.log_weight) < threshold
-    due &= jnp.isfinite(cloud.log_weight).any(-1)
     keys = random.split(rng_key, num_islands)
     drawn = jax.vmap(resampler)(keys, cloud.log_weight)
     ancestors = jnp.where(due[:, None], drawn, jnp.arange(num_particles))
@@ -199,7 +201,7 @@ def resample(
         slope=pick(cloud.slope),
         scores=pick(cloud.scores),
         log_evidence=cloud.log_evidence + settled,
-    ), due
+    )
 
 
 def step(

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.special import logsumexp
 
 from numpyro_jala._typing import Array
@@ -80,3 +81,24 @@ def covariance(weight: Array, values: Array) -> Array:
     """
     centred = values - weight @ values
     return (centred * weight[:, None]).T @ centred
+
+
+def potential_scale_reduction(weight: np.ndarray, values: Array) -> float:
+    """Return the largest r-hat of the columns, islands taken as chains.
+
+    Parameters
+    ----------
+    weight
+        Normalised within each island, (num_islands, num_particles).
+    values
+        (num_islands, num_particles, columns)
+    """
+    alive = weight.sum(1) > 0
+    if alive.sum() < 2:
+        return 1.0
+    # In double precision, where squares do not overflow.
+    weight, values = weight[alive], np.asarray(values)[alive].astype(np.float64)
+    mean = np.einsum("jn,jnd->jd", weight, values)
+    within = np.einsum("jn,jnd->jd", weight, (values - mean[:, None]) ** 2).mean(0)
+    between = mean.var(0, ddof=1)
+    return float(np.sqrt(1 + np.max(between / np.maximum(within, 1e-30))))

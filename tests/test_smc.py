@@ -57,7 +57,8 @@ def walk(rng_key, factor, step_size, shift, threshold, pause, memory):
         if pause:
             kernel = Kernel(one(pause), one(factor), 0 * one(shift), one(memory))
             cloud, _, _ = smc.step(pause_key, cloud, kernel, evaluate, True)
-        cloud, _ = smc.resample(resample_key, cloud, systematic, threshold)
+        due = smc.is_due(cloud, threshold)
+        cloud = smc.resample(resample_key, cloud, systematic, due)
     weight = jnp.exp(cloud.log_evidence + cloud.log_weight[0])
     x, m = cloud.position[0, :, 0], cloud.momentum[0, :, 0]
     moments = jnp.mean(weight * jnp.stack([jnp.ones_like(x), x, m, m**2, x * m]), -1)
@@ -134,8 +135,9 @@ def test_resampling_settles_the_mean_weight_and_keeps_the_evidence():
     settled = jnp.array([0.5, -1.0])
     columns = (rows, position, rows, position)
     cloud = smc.Cloud(position, position, log_weight, *columns, settled)
-    new, due = smc.resample(random.key(0), cloud, systematic, 0.5)
+    due = smc.is_due(cloud, 0.5)
     np.testing.assert_array_equal(due, [True, False])
+    new = smc.resample(random.key(0), cloud, systematic, due)
     np.testing.assert_allclose(smc.log_evidence(cloud)[0], 0.5 + np.log(1.5), rtol=1e-5)
     np.testing.assert_allclose(smc.log_evidence(new), smc.log_evidence(cloud), rtol=1e-6)
     assert (new.log_weight[0] == 0).all()

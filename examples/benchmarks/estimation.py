@@ -1,8 +1,8 @@
 """Compare ways to the maximum of the likelihood: shortfall in nats against seconds.
 
 The ways take turns, seed by seed, in one process; the first run of each is its cold one.
-PGD, SOUL and SVI have a grid of settings each, which stands for tuning by hand: their
-figure is that of the quickest setting that gets there. JSON lines; run
+PGD, SOUL, SVI and a small JALAEM have a grid of settings each, which stands for tuning by
+hand: their figure is that of the quickest setting that gets there. JSON lines; run
 ``python examples/benchmarks/estimation.py --help``.
 """
 
@@ -49,6 +49,11 @@ def jala(fit: Fit, num_steps: int) -> Way:
     return runs_of(JALAEM(fit.model), fit, num_steps)
 
 
+def small_jala(fit: Fit, num_particles: int, num_steps: int) -> Way:
+    """Run the package with fewer particles than by default."""
+    return runs_of(JALAEM(fit.model, num_particles=num_particles), fit, num_steps)
+
+
 def rival(
     kind: type, fit: Fit, num_particles: int, step_size: float, rate: float, num_steps: int
 ) -> Way:
@@ -83,6 +88,7 @@ _SVI_SETTINGS = grid((1e-2, 1e-1), (300, 1_000, 3_000, 10_000))
 #: Ways, and the settings to try.
 WAYS: dict[str, tuple[Callable[..., Way], list[tuple[Any, ...]]]] = {
     "jala": (jala, [(25,), (50,), (100,)]),
+    "small_jala": (small_jala, grid((64, 128), (10, 25))),
     "pgd": (partial(rival, PGD), _RIVAL_SETTINGS),
     "soul": (partial(rival, SOUL), _RIVAL_SETTINGS),
     "svi_normal": (partial(svi, AutoNormal), _SVI_SETTINGS),

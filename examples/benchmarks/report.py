@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bars import EVIDENCE_PROBLEMS
 from estimation import ENOUGH
 from records import Record
 
@@ -30,12 +31,17 @@ from numpyro_jala.versions import version_of  # noqa: E402
 
 FOLDER, PAGE = DOCS / "benchmarks", DOCS / "benchmarks.md"
 HERE = Path(__file__).parent
+FEW_STEPS = ("--steps", "200", "--repeats", "3")
+#: What each part runs, a process after the other. What many programs are compiled for
+#: does not fit into one: the system limits the memory maps of a process.
 PARTS = {
-    "speed": ["speed.py"],
-    "cold": ["cold.py"],
-    "scaling": ["scaling.py"],
-    "estimation": ["estimation.py", "--seeds", "6"],
-    "evidence": ["evidence.py", "--seeds", "6"],
+    "speed": [["speed.py", "logistic", "evaluation"], ["speed.py", "network", *FEW_STEPS]],
+    "cold": [["cold.py"]],
+    "scaling": [["scaling.py"]],
+    "estimation": [["estimation.py", "--seeds", "6"]],
+    "evidence": [
+        ["evidence.py", "--seeds", "6", "--problems", name] for name in EVIDENCE_PROBLEMS
+    ],
 }
 #: Root mean square error of the evidence that is asked for, in nats.
 WANTED = defaultdict(lambda: 0.05, glmm=0.1)
@@ -43,16 +49,16 @@ NOTHING = "—"
 
 
 def run(part: str) -> None:
-    """Run a part in a process of its own, and keep its records line by line."""
-    script, *arguments = PARTS[part]
+    """Run a part in processes of its own, and keep its records line by line."""
     packages = ("numpyro_jala", "numpyro", "jax")
     made_by = {name: version_of(name) for name in packages} | {"cores": os.cpu_count()}
     path = FOLDER / f"{part}.jsonl"
     with path.open("w") as file:
         file.write(json.dumps({"made_by": made_by}) + "\n")
         file.flush()
-        command = [sys.executable, "-W", "ignore", HERE / script, *arguments]
-        subprocess.run(command, stdout=file, check=True)
+        for script, *arguments in PARTS[part]:
+            command = [sys.executable, "-W", "ignore", HERE / script, *arguments]
+            subprocess.run(command, stdout=file, check=True)
 
 
 def read(part: str) -> list[Record]:
