@@ -23,7 +23,7 @@ from numpyro_jala.record import Run
 from numpyro_jala.sites import describe_dims, observed_data
 from numpyro_jala.state import ASCEND, CLIMB, Info
 from numpyro_jala.versions import version_of
-from numpyro_jala.weights import effective_fraction, log_mean_exp
+from numpyro_jala.weights import effective_fraction
 
 _PACKAGES = ("numpyro_jala", "numpyro", "jax", "arviz")
 #: Probability of the intervals that are stored.
@@ -64,7 +64,8 @@ def _dataset(
 
 
 def _stage_fields(info: Info) -> dict[str, Any]:
-    evidence = np.asarray(log_mean_exp(info.log_evidence))
+    # Not by JAX, which would compile for each number of steps.
+    evidence = np.logaddexp.reduce(info.log_evidence, 1) - np.log(info.ess.shape[1])
     # Where no particle lives the evidence is zero and its logarithm minus infinity.
     known = np.where(np.isfinite(evidence), evidence, 0.0)
     spread = np.exp(info.log_evidence - known[:, None])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -41,9 +42,15 @@ def label_entries(name: str, value: np.ndarray) -> list[tuple[str, Any]]:
     ]
 
 
+@partial(jax.jit, static_argnums=0)
 def _flat(layout: Layout, params: Array) -> Array:
     leaves = jax.tree.leaves(layout.constrain_params(params))
     return jnp.concatenate([jnp.ravel(leaf) for leaf in leaves])
+
+
+@partial(jax.jit, static_argnums=0)
+def _slopes(layout: Layout, params: Array) -> Array:
+    return jax.jacfwd(lambda p: _flat(layout, p))(params)
 
 
 class _Delta(NamedTuple):
@@ -54,10 +61,9 @@ class _Delta(NamedTuple):
 
 
 def _delta(layout: Layout, params: Array, uncertainty: Uncertainty) -> _Delta:
-    slope_fn = jax.jacfwd(lambda p: _flat(layout, p))
-    jacobian = np.asarray(slope_fn(params), np.float64)
+    jacobian = np.asarray(_slopes(layout, params), np.float64)
     # Slopes at the estimate may be too small for a float, as at the edge of a support.
-    depends = np.asarray(slope_fn(jnp.zeros_like(params))) != 0
+    depends = np.asarray(_slopes(layout, jnp.zeros_like(params))) != 0
     known = uncertainty.known
     inner = uncertainty.covariance[np.ix_(known, known)]
     covariance = jacobian[:, known] @ inner @ jacobian[:, known].T

@@ -270,8 +270,6 @@ class JALAEM(Fitter):
             state = saver.load(run, start_key, num_steps)
         if state is None:
             state = self._first_state(start_key, run, start)
-        if self.mesh is None:
-            stages.compile_together(run.fixed, run.placed, state)
         state = driver.anneal(run, state, num_steps == 0, progress_bar, saver)
         state = driver.ascend(run, state, num_steps, progress_bar, saver)
         driver.finish(run, state)

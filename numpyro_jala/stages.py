@@ -5,13 +5,11 @@ Each is compiled once for a :class:`Fixed` problem and the shapes of its data.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
 
@@ -262,24 +260,6 @@ def predict(
         return fixed.layout.predict(key, params, row, data.arrays)
 
     return jax.vmap(jax.vmap(one))(keys, position)
-
-
-def compile_together(fixed: Fixed, data: Data, state: State) -> None:
-    """Compile what a run will call, at the same time: that takes longer than most runs.
-
-    What is compiled already is known as such at once. All is traced before, in turn, since
-    NumPyro's handlers are not for several threads.
-    """
-    params, settings = state.target.params, fixed.settings
-    one = np.asarray(1)
-    traced = [walk.lower(fixed, data, state, one, one, params, one)]
-    if 0 < params.size <= em.FEW_PARAMS:
-        traced += [louis.lower(fixed, data, params, state.cloud, np.asarray(True))]
-    if settings.num_islands > 1:
-        clouds = [state.cloud] * CLOUDS
-        traced += [estimate.lower(fixed, state.rng_key, data, params, clouds)]
-    with ThreadPoolExecutor(len(traced)) as pool:
-        list(pool.map(lambda program: program.compile(), traced))
 
 
 @partial(jax.jit, static_argnums=0)
