@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import pathlib
+import re
 import sys
 
 import matplotlib as mpl
@@ -156,6 +157,15 @@ def test_the_page_holds_the_stored_results(experiment):
     text = (page.DOCS / "paper.md").read_text()
     assert page.fill(text) == text
     assert text.count("<!-- table:") == 4 and "100 of 100" in text
+
+
+def test_the_page_of_benchmarks_holds_the_stored_records(experiment, monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER.parent / "benchmarks"))
+    report = experiment("report")
+    text = report.PAGE.read_text()
+    assert report.fill(text, lambda name: report.TABLES[name]()) == text
+    marks = re.findall(r"<!-- table: (\w+) -->", text)
+    assert sorted(marks) == sorted(report.TABLES) == sorted(report.PARTS)
 
 
 def test_numbers_are_stored_with_seven_digits(experiment, tmp_path):

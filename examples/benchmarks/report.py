@@ -3,7 +3,8 @@
 ``python examples/benchmarks/report.py`` runs all parts, hours of them, and keeps what each
 prints in ``docs/benchmarks/<part>.jsonl``; ``report.py speed cold`` runs these alone, and
 ``report.py --tables`` none. Each time the tables of ``docs/benchmarks.md`` are made anew.
-The part ``evidence`` needs other packages, which ``peers.py`` names.
+The part ``evidence`` needs other packages, which ``peers.py`` names, and the part ``gpu`` a
+GPU: it runs when it is asked for.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ FEW_STEPS = ("--steps", "200", "--repeats", "3")
 #: does not fit into one: the system limits the memory maps of a process.
 PARTS = {
     "speed": [["speed.py", "logistic", "evaluation"], ["speed.py", "network", *FEW_STEPS]],
+    "gpu": [["speed.py", "wide network", "network", "--repeats", "3"]],
     "cold": [["cold.py"]],
     "scaling": [["scaling.py"]],
     "estimation": [["estimation.py", "--seeds", "6"]],
@@ -83,10 +85,9 @@ def warm(records: list[Record], key: str) -> np.ndarray:
     return np.array(values, np.float64)
 
 
-def speed_tables() -> str:
-    """Show a run against a loop by hand, and a step against its evaluation."""
-    parts = group(read("speed"), "part")
-    fused = [
+def fused_table(part: str) -> str:
+    """Show runs against loops by hand."""
+    rows = [
         [
             record["problem"],
             record["num_particles"],
@@ -95,19 +96,27 @@ def speed_tables() -> str:
             f"{record['run']:.2f}",
             f"{record['ratio']:.2f}",
         ]
-        for record in parts.get(("fused",), [])
+        for record in read(part)
+        if record["part"] == "fused"
     ]
-    steps = [
+    heads = ["problem", "particles", "steps", "by hand, s", "`run`, s", "ratio"]
+    return table(heads, rows)
+
+
+def speed_tables() -> str:
+    """Show a run against a loop by hand, and a step against its evaluation."""
+    rows = [
         [
             record["num_particles"],
             *(f"{record[f'{name}_ms']:.2f}" for name in ("evaluation", "rest", "ascent")),
             f"{100 * record['share_of_the_rest']:.0f} %",
         ]
-        for record in parts.get(("evaluation",), [])
+        for record in read("speed")
+        if record["part"] == "evaluation"
     ]
-    heads = ["problem", "particles", "steps", "by hand, s", "`run`, s", "ratio"]
-    step_heads = ["particles", "evaluation, ms", "step at rest, ms", "EM step, ms"]
-    return f"{table(heads, fused)}\n{table([*step_heads, 'beside evaluating'], steps)}"
+    heads = ["particles", "evaluation, ms", "step at rest, ms", "EM step, ms"]
+    steps = table([*heads, "beside evaluating"], rows)
+    return f"{fused_table('speed')}\n{steps}"
 
 
 def cold_table() -> str:
@@ -221,6 +230,7 @@ def quickest_estimate(records: list[Record]) -> list[str]:
 
 TABLES = {
     "speed": speed_tables,
+    "gpu": lambda: fused_table("gpu"),
     "cold": cold_table,
     "scaling": scaling_tables,
     "evidence": evidence_table,
@@ -230,7 +240,7 @@ TABLES = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=list(PARTS))
+    parser.add_argument("parts", nargs="*", default=[p for p in PARTS if p != "gpu"])
     parser.add_argument("--tables", action="store_true", help="run nothing")
     options = parser.parse_args()
     unknown = set(options.parts) - set(PARTS)
