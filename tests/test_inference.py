@@ -90,7 +90,9 @@ def test_a_run_in_two_halves_is_bit_identical_and_a_second_run_compiles_nothing(
     whole = means.params, means.log_evidence, means.get_samples()
     means.run(random.key(0), 30, SCHOOLS, progress_bar=False)
     half = means.last_state
+    said(means, 30, SCHOOLS, init_params={"mu": 1.0})
     with jax.log_compiles(), _no_compilation():
+        said(means, 30, SCHOOLS, init_params={"mu": 30.0})  # which takes longer to anneal
         means.run(random.key(7), 30, SCHOOLS, init_state=half, progress_bar=False)
     assert means.params == whole[0] and means.log_evidence == whole[1]
     for name, value in whole[2].items():

@@ -221,8 +221,8 @@ def quickest_estimate(records: list[Record]) -> list[str]:
         text = [
             ", ".join(map(str, setting)),
             f"{np.median(seconds):.2f}" if is_near else NOTHING,
-            f"{short.mean():.4f}",
-            f"{short.max():.4f}",
+            f"{short.mean():.1g}",
+            f"{short.max():.1g}",
         ]
         tried.append((order, text))
     return min(tried)[1] if tried else [NOTHING] * 4
