@@ -134,6 +134,7 @@ def test_digits_are_drawn_by_class_and_standardised(experiment):
 @pytest.mark.filterwarnings("ignore:The islands disagree")
 @pytest.mark.filterwarnings("ignore:The effective sample size collapsed")
 @pytest.mark.filterwarnings("ignore:The log-evidence")
+@pytest.mark.filterwarnings("ignore:Gaussians cover little")
 @pytest.mark.filterwarnings("ignore:The data hardly determine")
 @pytest.mark.filterwarnings("ignore:The parameters have not converged")
 def test_networks_are_trained(experiment, monkeypatch, tmp_path, capsys):
