@@ -64,12 +64,12 @@ def _dataset(
 
 
 def _stage_fields(info: Info) -> dict[str, Any]:
-    # Not by JAX, which would compile for each number of steps.
-    evidence = np.logaddexp.reduce(info.log_evidence, 1) - np.log(info.ess.shape[1])
+    num_islands = info.log_evidence.shape[1]
+    # Not by log_mean_exp, which JAX would compile for each number of steps.
+    evidence = np.logaddexp.reduce(info.log_evidence, 1) - np.log(num_islands)
     # Where no particle lives the evidence is zero and its logarithm minus infinity.
     known = np.where(np.isfinite(evidence), evidence, 0.0)
     spread = np.exp(info.log_evidence - known[:, None])
-    num_islands = spread.shape[1]
     error = (
         spread.std(1, ddof=1) / np.sqrt(num_islands) if num_islands > 1 else 0 * evidence
     )

@@ -172,9 +172,9 @@ def start(
 
 
 def is_due(cloud: Cloud, threshold: float) -> Array:
-    """Tell which islands' effective sample size fell below the threshold."""
-    is_low = effective_fraction(cloud.log_weight) < threshold
-    return is_low & jnp.isfinite(cloud.log_weight).any(-1)
+    """Tell which islands' effective sample size fell below the threshold; not the dead."""
+    fraction = effective_fraction(cloud.log_weight)
+    return (fraction > 0) & (fraction < threshold)
 
 
 def resample(rng_key: PRNGKey, cloud: Cloud, resampler: Resampler, due: Array) -> Cloud:

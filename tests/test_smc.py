@@ -128,6 +128,20 @@ def test_a_test_refuses_moves_and_leaves_weights_and_derivatives_consistent():
         np.testing.assert_allclose(getattr(new, name), true, rtol=1e-5)
 
 
+def test_noise_in_a_row_is_the_same_noise():
+    shape, key = (2, 3, 5), random.key(4)
+    drawn = langevin.draw_noise(key, shape, jnp.float32)
+    np.testing.assert_array_equal(drawn, random.normal(key, shape, jnp.float32))
+
+
+def test_an_island_without_living_particles_is_not_resampled():
+    log_weight = jnp.array([[-jnp.inf, -jnp.inf], [0.0, -9.0], [0.0, 0.1]])
+    rows = jnp.zeros((3, 2))
+    columns = (rows, rows[..., None], rows, rows[..., None])
+    cloud = smc.Cloud(rows[..., None], rows[..., None], log_weight, *columns, rows[:, 0])
+    np.testing.assert_array_equal(smc.is_due(cloud, 0.9), [False, True, False])
+
+
 def test_resampling_settles_the_mean_weight_and_keeps_the_evidence():
     position = jnp.arange(8.0).reshape(2, 4, 1)
     log_weight = jnp.log(jnp.array([[0.1, 0.2, 0.3, 5.4], [1.0, 1.0, 1.0, 1.1]]))

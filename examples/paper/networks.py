@@ -346,11 +346,11 @@ def tables(folder):
         ]
         heads = ["digits", "units", "algorithm", "error, %", "paper", "LPPD", "ESS"]
         found.append(table(heads, rows))
+    heads = ["units", "repeat", "error, %", "LPPD", "α", "β", "log-evidence"]
+    heads += ["islands' range", "ESS", "moves"]
     for pattern in ("alive_*.json", "slower/alive_*.json"):
         alive = load(folder, pattern)
         if alive:
-            heads = ["units", "repeat", "error, %", "LPPD", "α", "β", "log-evidence"]
-            heads += ["islands' range", "ESS", "moves"]
             found.append(table(heads, [alive_row(part) for part in alive]))
     return "\n".join(found)
 
