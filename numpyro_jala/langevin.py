@@ -39,6 +39,7 @@ from jax import random
 from numpyro_jala._typing import Array, PRNGKey
 
 _LARGEST = 1e15
+_LONG_ROW = 1_000
 
 
 class Kernel(NamedTuple):
@@ -72,10 +73,12 @@ class Move(NamedTuple):
 def draw_noise(rng_key: PRNGKey, shape: tuple[int, ...], dtype: Any) -> Array:
     """Draw standard normals.
 
-    In one row, over which a compiler for CPUs is quick; with three axes the generator
-    takes it five times as long. The numbers are the same.
+    Short rows are drawn as one, over which a compiler for CPUs is quick: with three axes
+    the generator takes it five times as long. Long rows are moved while they are drawn.
+    The numbers are the same.
     """
-    return random.normal(rng_key, (math.prod(shape),), dtype).reshape(shape)
+    drawn_as = shape if shape[-1] >= _LONG_ROW else (math.prod(shape),)
+    return random.normal(rng_key, drawn_as, dtype).reshape(shape)
 
 
 def pull(kernel: Kernel, gradient: Array) -> Array:

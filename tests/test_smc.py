@@ -128,8 +128,9 @@ def test_a_test_refuses_moves_and_leaves_weights_and_derivatives_consistent():
         np.testing.assert_allclose(getattr(new, name), true, rtol=1e-5)
 
 
-def test_noise_in_a_row_is_the_same_noise():
-    shape, key = (2, 3, 5), random.key(4)
+@pytest.mark.parametrize("shape", [(2, 3, 5), (2, 1_000)])
+def test_noise_in_a_row_is_the_same_noise(shape):
+    key = random.key(4)
     drawn = langevin.draw_noise(key, shape, jnp.float32)
     np.testing.assert_array_equal(drawn, random.normal(key, shape, jnp.float32))
 

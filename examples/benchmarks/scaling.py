@@ -11,6 +11,7 @@ import argparse
 import os
 import subprocess
 import sys
+from functools import cache
 from typing import Any
 
 import jax
@@ -29,6 +30,8 @@ from numpyro_jala.inference import Start
 from numpyro_jala.state import ASCEND
 
 ISLANDS = 8
+#: Among so many steps two take a second derivative, whatever the size.
+NUM_STEPS = 20
 NOTHING_GIVEN = Start(None, None, None, None)
 
 
@@ -40,15 +43,18 @@ def means_model(y: Any) -> None:
         numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
 
 
-def measure(jala: JALAEM, data: tuple[Any, ...], num_steps: int) -> dict[str, float]:
-    """Return the time of a step of EM, and what its program needs of memory."""
-    run = jala._prepare(random.key(0), random.key(1), NOTHING_GIVEN, data, {})
-    state = jala._first_state(random.key(2), run, NOTHING_GIVEN)
+def measure(
+    jala: JALAEM, data: tuple[Any, ...], num_steps: int, start: Start = NOTHING_GIVEN
+) -> dict[str, float]:
+    """Return the time of a step of EM that has settled, and its program's memory."""
+    run = jala._prepare(random.key(0), random.key(1), start, data, {})
+    state = jala._first_state(random.key(2), run, start)
     target = state.target._replace(temperature=np.ones(ISLANDS, np.float32))
     state = state._replace(target=target, plan=state.plan._replace(target=target))
     numbers = np.asarray(ASCEND), np.asarray(num_steps), target.params, np.asarray(0)
     walk = stages.walk.lower(run.fixed, run.placed, state, *numbers).compile()
     memory = walk.memory_analysis()
+    state = walk(run.placed, state, *numbers)[0]
     seconds = in_turn(3, walk=lambda: walk(run.placed, state, *numbers))["walk"]
     return {
         "step_ms": 1e3 * seconds / num_steps,
@@ -58,14 +64,29 @@ def measure(jala: JALAEM, data: tuple[Any, ...], num_steps: int) -> dict[str, fl
     }
 
 
+@cache
+def fitted() -> JALAEM:
+    """Fit the logistic regression."""
+    jala = JALAEM(logistic_model)
+    jala.run(random.key(3), NUM_STEPS, *logistic_data(), progress_bar=False)
+    return jala
+
+
+def near_posterior(num_particles: int) -> Start:
+    """Draw latents of the logistic regression nearly from the posterior."""
+    few, rng = fitted().get_samples()["w"], np.random.default_rng(4)
+    drawn = few[rng.integers(len(few), size=num_particles)]
+    drawn += 0.1 * few.std(0) * rng.normal(size=drawn.shape).astype(np.float32)
+    return Start(fitted().params, {"w": drawn}, None, None)
+
+
 def by_particles(powers: tuple[int, ...]) -> None:
     """Grow the cloud."""
     for power in powers:
         # Islands of equal size, of about a power of ten in all.
         count = ISLANDS * max(round(10**power / ISLANDS), 4)
         jala = JALAEM(logistic_model, num_particles=count)
-        num_steps = int(np.clip(2e6 / count, 2, stages.CHUNK))
-        found = measure(jala, logistic_data(), num_steps)
+        found = measure(jala, logistic_data(), NUM_STEPS, near_posterior(count))
         emit({"part": "particles", "num_particles": count, **found})
 
 
@@ -74,8 +95,7 @@ def by_latents(powers: tuple[int, ...]) -> None:
     for power in powers:
         y = np.random.default_rng(0).normal(size=10**power).astype(np.float32)
         jala = JALAEM(means_model, num_particles=256, num_islands=ISLANDS)
-        num_steps = int(np.clip(2e6 / 10**power, 2, stages.CHUNK))
-        found = measure(jala, (y,), num_steps)
+        found = measure(jala, (y,), NUM_STEPS)
         emit({"part": "latents", "num_latents": len(y), **found})
 
 
@@ -84,7 +104,7 @@ def on_devices(num_particles: int) -> None:
     devices = np.array(jax.devices())
     mesh = Mesh(devices, ("devices",)) if devices.size > 1 else None
     jala = JALAEM(logistic_model, num_particles=num_particles, mesh=mesh)
-    found = measure(jala, logistic_data(), 20)
+    found = measure(jala, logistic_data(), NUM_STEPS, near_posterior(num_particles))
     emit({"part": "devices", "num_devices": devices.size, **found})
 
 
