@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax import random
 
-from numpyro_jala import checks, options
+from numpyro_jala import checks, compilation, options
 from numpyro_jala._typing import Array, PRNGKey, Tree
 from numpyro_jala.call import split_call
 from numpyro_jala.inspection import lay_out
@@ -18,6 +18,9 @@ from numpyro_jala.results import Results
 from numpyro_jala.sites import Trace, run_once
 from numpyro_jala.stages import Data, Fixed, problem_of
 from numpyro_jala.state import Problem, Settings
+
+#: A model that looks at its data keeps them: not those of all runs.
+_MOST_KEPT = 20
 
 
 class Fitter(Results, ABC):
@@ -64,8 +67,16 @@ class Fitter(Results, ABC):
         keeps_arrays = layout.call != call
         # What was made while JAX traces holds tracers, and serves only to name sites.
         key = None if traced else layout.call if keeps_arrays else (call, shapes)
-        self._fixed[key] = fixed
+        self._remember(key, fixed)
         return fixed, [] if keeps_arrays else arrays, trace
+
+    def _remember(self, key: Any, fixed: Fixed) -> None:
+        """Keep what the compiled functions of the last problems hang on."""
+        if key is not None:
+            compilation.make_room()
+        if len(self._fixed) >= _MOST_KEPT:
+            del self._fixed[next(iter(self._fixed))]
+        self._fixed[key] = fixed
 
     def _problem(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

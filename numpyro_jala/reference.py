@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from numpyro.infer.autoguide import AutoContinuous, AutoNormal
 
 from numpyro_jala import options
 from numpyro_jala._typing import Array, Potential, PRNGKey
+from numpyro_jala.compilation import compiled
 from numpyro_jala.evidence import Gaussian, from_noise, log_density
 from numpyro_jala.langevin import draw_noise
 from numpyro_jala.model import Layout
@@ -75,7 +77,7 @@ def make(
     if isinstance(reference, str) and reference == "prior":
         return Reference(None, 0)
     if isinstance(reference, str) and reference == "laplace":
-        return laplace(layout.joint(arrays), params, layout.dim)
+        return laplace(layout, params, arrays)
     guide, guide_params = reference if isinstance(reference, tuple) else (reference, None)
     if not isinstance(guide, AutoContinuous | AutoNormal):
         raise ValueError(
@@ -130,21 +132,15 @@ def _gaussian_of(guide: Any, guide_params: dict[str, Array], layout: Layout) -> 
     )
 
 
-def laplace(potential_fn: Potential, params: Array, dim: int) -> Reference:
+def laplace(layout: Layout, params: Array, arrays: list[Array]) -> Reference:
     """Return a widened Gaussian at the mode of the posterior, by damped Newton steps."""
+    dim = layout.dim
     if dim > _LAPLACE_LIMIT:
         raise ValueError(
             f"reference='laplace' forms a Hessian of {dim} x {dim} latents; the limit is "
             f"{_LAPLACE_LIMIT}. Use reference='prior' or an AutoDiagonalNormal guide."
         )
-
-    def potential(position: Array) -> Array:
-        return potential_fn(params, jnp.ones((), position.dtype), position)
-
-    mode, curvature, steps = jax.jit(_find_mode, static_argnums=0)(
-        potential,
-        jnp.zeros((dim,), params.dtype if params.size else jnp.zeros(0).dtype),
-    )
+    mode, curvature, steps = _find_mode(layout, params, arrays)
     values, vectors = _eigen(np.asarray(curvature, np.float64))
     if not values.max() > 0:
         found = np.array2string(np.asarray(mode), precision=3, threshold=8)
@@ -167,8 +163,13 @@ def _eigen(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.full(len(matrix), np.nan), np.full_like(matrix, np.nan)
 
 
-def _find_mode(potential: Any, position: Array) -> tuple[Array, Array, Array]:
+@compiled
+def _find_mode(
+    layout: Layout, params: Array, arrays: list[Array]
+) -> tuple[Array, Array, Array]:
     """Minimise by Levenberg and Marquardt's steps; return mode, Hessian, steps."""
+    position = jnp.zeros((layout.dim,), layout.anchor.dtype)
+    potential = partial(layout.joint(arrays), params, jnp.ones((), position.dtype))
     value_and_grad, hessian = jax.value_and_grad(potential), jax.hessian(potential)
     eye = jnp.eye(position.size, dtype=position.dtype)
 

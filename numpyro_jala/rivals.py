@@ -27,6 +27,7 @@ from numpyro_jala import (
     unweighted,
 )
 from numpyro_jala._typing import Array, PRNGKey, Tree
+from numpyro_jala.compilation import compiled
 from numpyro_jala.estimates import Estimate
 from numpyro_jala.fitter import Fitter
 from numpyro_jala.model import Layout
@@ -218,7 +219,7 @@ class Rival(Fitter):
         )
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(compiled, num_static=2)
 def _walk(
     fixed: Fixed, rule: Rule, data: Data, state: State, num_steps: Array
 ) -> tuple[State, Info]:
@@ -237,7 +238,7 @@ def _walk(
     return new, infos
 
 
-@partial(jax.jit, static_argnums=0)
+@compiled
 def _potential(fixed: Fixed, data: Data, state: State) -> Array:
     """Return the potential of every particle at the averaged parameters."""
     problem = problem_of(fixed, data)

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,11 @@ FEW_STEPS = ("--steps", "200", "--repeats", "3")
 #: does not fit into one: the system limits the memory maps of a process.
 PARTS = {
     "speed": [["speed.py", "logistic", "evaluation"], ["speed.py", "network", *FEW_STEPS]],
-    "gpu": [["speed.py", "wide network", "network", "--repeats", "3"]],
+    "gpu": [
+        ["speed.py", "wide network", "network", "--repeats", "3"],
+        ["speed.py", "evaluation", "--particles", "1000000", "--repeats", "3"],
+        ["scaling.py", "particles", "latents", "--largest", "6"],
+    ],
     "cold": [["cold.py"]],
     "scaling": [["scaling.py"]],
     "estimation": [["estimation.py", "--seeds", "6"]],
@@ -85,38 +90,31 @@ def warm(records: list[Record], key: str) -> np.ndarray:
     return np.array(values, np.float64)
 
 
-def fused_table(part: str) -> str:
-    """Show runs against loops by hand."""
-    rows = [
+def speed_tables(part: str) -> str:
+    """Show a run against a loop by hand, and a step against its evaluation."""
+    records = group(read(part), "part")
+    runs = [
         [
             record["problem"],
-            record["num_particles"],
+            f"{record['num_particles']:,}",
             record["num_steps"],
             f"{record['by_hand']:.2f}",
             f"{record['run']:.2f}",
             f"{record['ratio']:.2f}",
         ]
-        for record in read(part)
-        if record["part"] == "fused"
+        for record in records["fused",]
     ]
-    heads = ["problem", "particles", "steps", "by hand, s", "`run`, s", "ratio"]
-    return table(heads, rows)
-
-
-def speed_tables() -> str:
-    """Show a run against a loop by hand, and a step against its evaluation."""
-    rows = [
+    steps = [
         [
-            record["num_particles"],
+            f"{record['num_particles']:,}",
             *(f"{record[f'{name}_ms']:.2f}" for name in ("evaluation", "rest", "ascent")),
             f"{100 * record['share_of_the_rest']:.0f} %",
         ]
-        for record in read("speed")
-        if record["part"] == "evaluation"
+        for record in records["evaluation",]
     ]
-    heads = ["particles", "evaluation, ms", "step at rest, ms", "EM step, ms"]
-    steps = table([*heads, "beside evaluating"], rows)
-    return f"{fused_table('speed')}\n{steps}"
+    run_heads = ["problem", "particles", "steps", "by hand, s", "`run`, s", "ratio"]
+    step_heads = ["particles", "evaluation, ms", "step at rest, ms", "EM step, ms"]
+    return f"{table(run_heads, runs)}\n{table([*step_heads, 'beside evaluating'], steps)}"
 
 
 def cold_table() -> str:
@@ -140,15 +138,13 @@ def cold_table() -> str:
     return table([*heads, "compiled in the second"], rows)
 
 
-def scaling_tables() -> str:
+def scaling_tables(part: str) -> str:
     """Show the cost of a step by particles, by latents and by devices."""
     found = []
-    sizes = {
-        "particles": "num_particles",
-        "latents": "num_latents",
-        "devices": "num_devices",
-    }
-    for part, key in sizes.items():
+    for (size,), records in group(read(part), "part").items():
+        key = f"num_{size}"
+        if "ns_per_particle" not in records[0]:
+            continue
         rows = [
             [
                 f"{record[key]:,}",
@@ -157,10 +153,9 @@ def scaling_tables() -> str:
                 f"{record['memory_mb']:,.1f}",
                 f"{record['particles_mb']:,.2f}",
             ]
-            for record in read("scaling")
-            if record["part"] == part
+            for record in records
         ]
-        heads = [part, "EM step, ms", "ns a particle", "memory, MB", "particles, MB"]
+        heads = [size, "EM step, ms", "ns a particle", "memory, MB", "particles, MB"]
         found.append(table(heads, rows))
     return "\n".join(found)
 
@@ -229,10 +224,11 @@ def quickest_estimate(records: list[Record]) -> list[str]:
 
 
 TABLES = {
-    "speed": speed_tables,
-    "gpu": lambda: fused_table("gpu"),
+    "speed": partial(speed_tables, "speed"),
+    "gpu": partial(speed_tables, "gpu"),
     "cold": cold_table,
-    "scaling": scaling_tables,
+    "scaling": partial(scaling_tables, "scaling"),
+    "gpu_scaling": partial(scaling_tables, "gpu"),
     "evidence": evidence_table,
     "estimation": estimation_table,
 }
