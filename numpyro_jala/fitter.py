@@ -11,11 +11,11 @@ from jax import random
 
 from numpyro_jala import checks, compilation, options
 from numpyro_jala._typing import Array, PRNGKey, Tree
-from numpyro_jala.call import split_call
+from numpyro_jala.call import Frozen, split_call
 from numpyro_jala.inspection import lay_out
 from numpyro_jala.model import Layout
 from numpyro_jala.results import Results
-from numpyro_jala.sites import Trace, run_once
+from numpyro_jala.sites import Trace, observed_data, run_once
 from numpyro_jala.stages import Data, Fixed, problem_of
 from numpyro_jala.state import Problem, Settings
 
@@ -56,8 +56,11 @@ class Fitter(Results, ABC):
         call, arrays = split_call(args, kwargs, keep_arrays=False)
         shapes = tuple((a.shape, str(a.dtype)) for a in arrays)
         traced = any(isinstance(a, jax.core.Tracer) for a in [rng_key, *arrays])
-        if (call, shapes) in self._fixed and not traced:
-            return self._fixed[call, shapes], arrays, trace
+        # A model without arguments finds its data around it, where they may change.
+        own = [] if arrays or traced else observed_data(trace).values()
+        known = call, shapes, tuple(map(Frozen, own))
+        if known in self._fixed and not traced:
+            return self._fixed[known], arrays, trace
         if not traced:
             whole = split_call(args, kwargs, keep_arrays=True)[0]
             if whole in self._fixed:
@@ -66,7 +69,7 @@ class Fitter(Results, ABC):
         fixed = Fixed(layout, self._settings(layout))
         keeps_arrays = layout.call != call
         # What was made while JAX traces holds tracers, and serves only to name sites.
-        key = None if traced else layout.call if keeps_arrays else (call, shapes)
+        key = None if traced else layout.call if keeps_arrays else known
         self._remember(key, fixed)
         return fixed, [] if keeps_arrays else arrays, trace
 

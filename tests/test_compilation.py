@@ -61,6 +61,20 @@ def test_forgotten_programs_give_their_memory_maps_back(monkeypatch):
     assert compilation.share_of_maps() < (before + taken) / 2
 
 
+def test_data_that_a_model_finds_around_it_may_change():
+    around = {"y": np.array([0.3, -1.0], np.float32)}
+    jala = JALAEM(lambda: means(around["y"]))
+
+    def look():
+        return jala._inspect(random.key(0), (), {})[0]
+
+    first = look()
+    assert look() is first
+    around["y"] = around["y"] + 1
+    second = look()
+    assert second is not first and look() is second
+
+
 def test_the_laplace_reference_is_compiled_once():
     y = np.array([0.3, -1.0, 2.0], np.float32)
     jala = JALAEM(means)
