@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -10,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_jala._typing import Array
-from numpyro_jala.compilation import compiled
 from numpyro_jala.information import Uncertainty
 from numpyro_jala.model import Layout
 
@@ -42,13 +42,13 @@ def label_entries(name: str, value: np.ndarray) -> list[tuple[str, Any]]:
     ]
 
 
-@compiled
+@partial(jax.jit, static_argnums=0)
 def _flat(layout: Layout, params: Array) -> Array:
     leaves = jax.tree.leaves(layout.constrain_params(params))
     return jnp.concatenate([jnp.ravel(leaf) for leaf in leaves])
 
 
-@compiled
+@partial(jax.jit, static_argnums=0)
 def _slopes(layout: Layout, params: Array) -> Array:
     return jax.jacfwd(lambda p: _flat(layout, p))(params)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from jax import random
 
 from numpyro_jala import checks, compilation, options
@@ -15,12 +16,9 @@ from numpyro_jala.call import Frozen, split_call
 from numpyro_jala.inspection import lay_out
 from numpyro_jala.model import Layout
 from numpyro_jala.results import Results
-from numpyro_jala.sites import Trace, observed_data, run_once
+from numpyro_jala.sites import Trace, is_data, run_once
 from numpyro_jala.stages import Data, Fixed, problem_of
 from numpyro_jala.state import Problem, Settings
-
-#: A model that looks at its data keeps them: not those of all runs.
-_MOST_KEPT = 20
 
 
 class Fitter(Results, ABC):
@@ -55,10 +53,9 @@ class Fitter(Results, ABC):
         checks.check_sites(trace)
         call, arrays = split_call(args, kwargs, keep_arrays=False)
         shapes = tuple((a.shape, str(a.dtype)) for a in arrays)
-        traced = any(isinstance(a, jax.core.Tracer) for a in [rng_key, *arrays])
-        # A model without arguments finds its data around it, where they may change.
-        own = [] if arrays or traced else observed_data(trace).values()
-        known = call, shapes, tuple(map(Frozen, own))
+        around = [] if arrays else self._data_around(args, kwargs)
+        traced = any(isinstance(a, jax.core.Tracer) for a in [rng_key, *arrays, *around])
+        known = call, shapes, () if traced else tuple(Frozen(np.asarray(a)) for a in around)
         if known in self._fixed and not traced:
             return self._fixed[known], arrays, trace
         if not traced:
@@ -70,16 +67,21 @@ class Fitter(Results, ABC):
         keeps_arrays = layout.call != call
         # What was made while JAX traces holds tracers, and serves only to name sites.
         key = None if traced else layout.call if keeps_arrays else known
-        self._remember(key, fixed)
+        self._fixed[key] = fixed
         return fixed, [] if keeps_arrays else arrays, trace
 
-    def _remember(self, key: Any, fixed: Fixed) -> None:
-        """Keep what the compiled functions of the last problems hang on."""
-        if key is not None:
-            compilation.make_room()
-        if len(self._fixed) >= _MOST_KEPT:
-            del self._fixed[next(iter(self._fixed))]
-        self._fixed[key] = fixed
+    def _data_around(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Return the data of a model that takes none, which may change between two runs.
+
+        With one key for all runs: what is called observed may depend on a latent.
+        """
+        trace = run_once(self.model, random.key(0), args, kwargs)
+        return [site["value"] for site in trace.values() if is_data(site)]
+
+    def _make_room(self) -> None:
+        """Forget compiled programs, and what they hang on, if they are too many."""
+        if compilation.make_room():
+            self._fixed.clear()
 
     def _problem(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

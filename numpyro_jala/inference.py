@@ -258,6 +258,7 @@ class JALAEM(Fitter):
         """
         if checkpoint is not None:
             check_path(checkpoint, checkpoint_every)
+        self._make_room()
         model_key, fit_key, start_key = random.split(rng_key, 3)
         start = Start(init_params, init_particles, init_log_evidence, init_state)
         run = self._run = self._prepare(model_key, fit_key, start, args, kwargs)

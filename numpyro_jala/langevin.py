@@ -74,8 +74,9 @@ def draw_noise(rng_key: PRNGKey, shape: tuple[int, ...], dtype: Any) -> Array:
     """Draw standard normals.
 
     Short rows are drawn as one, over which a compiler for CPUs is quick: with three axes
-    the generator takes it five times as long. Long rows are moved while they are drawn.
-    The numbers are the same.
+    the generator takes it five times as long. Where rows are long, running takes longer
+    than compiling, and a compiler weaves the draws into the move only if their shapes
+    agree. The numbers are the same.
     """
     drawn_as = shape if shape[-1] >= _LONG_ROW else (math.prod(shape),)
     return random.normal(rng_key, drawn_as, dtype).reshape(shape)

@@ -16,7 +16,6 @@ from numpyro.infer.autoguide import AutoContinuous, AutoNormal
 
 from numpyro_jala import options
 from numpyro_jala._typing import Array, Potential, PRNGKey
-from numpyro_jala.compilation import compiled
 from numpyro_jala.evidence import Gaussian, from_noise, log_density
 from numpyro_jala.langevin import draw_noise
 from numpyro_jala.model import Layout
@@ -163,7 +162,7 @@ def _eigen(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.full(len(matrix), np.nan), np.full_like(matrix, np.nan)
 
 
-@compiled
+@partial(jax.jit, static_argnums=0)
 def _find_mode(
     layout: Layout, params: Array, arrays: list[Array]
 ) -> tuple[Array, Array, Array]:

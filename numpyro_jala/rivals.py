@@ -27,7 +27,6 @@ from numpyro_jala import (
     unweighted,
 )
 from numpyro_jala._typing import Array, PRNGKey, Tree
-from numpyro_jala.compilation import compiled
 from numpyro_jala.estimates import Estimate
 from numpyro_jala.fitter import Fitter
 from numpyro_jala.model import Layout
@@ -90,6 +89,7 @@ class Rival(Fitter):
         **kwargs: Any,
     ) -> State:
         """Draw particles from the prior at the first parameters, or take those given."""
+        self._make_room()
         model_key, start_key = random.split(rng_key)
         fixed, arrays, trace = self._inspect(model_key, args, kwargs)
         params = self._first_params(fixed.layout, trace, init_params)
@@ -143,6 +143,7 @@ class Rival(Fitter):
         drawn from the prior. ``params`` is then an average of the path that forgets its
         first part; ``em_trace`` has the path itself.
         """
+        self._make_room()
         model_key, start_key = random.split(rng_key)
         fixed, arrays, trace = self._inspect(model_key, args, kwargs)
         data = Data(arrays, None)
@@ -219,7 +220,7 @@ class Rival(Fitter):
         )
 
 
-@partial(compiled, num_static=2)
+@partial(jax.jit, static_argnums=(0, 1))
 def _walk(
     fixed: Fixed, rule: Rule, data: Data, state: State, num_steps: Array
 ) -> tuple[State, Info]:
@@ -238,7 +239,7 @@ def _walk(
     return new, infos
 
 
-@compiled
+@partial(jax.jit, static_argnums=0)
 def _potential(fixed: Fixed, data: Data, state: State) -> Array:
     """Return the potential of every particle at the averaged parameters."""
     problem = problem_of(fixed, data)

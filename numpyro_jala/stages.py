@@ -5,6 +5,7 @@ Each is compiled once for a :class:`Fixed` problem and the shapes of its data.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,6 @@ from jax.flatten_util import ravel_pytree
 
 from numpyro_jala import em, evidence, path, reference, smc
 from numpyro_jala._typing import Array, PRNGKey
-from numpyro_jala.compilation import compiled
 from numpyro_jala.evidence import Gaussian
 from numpyro_jala.information import Moments, moments
 from numpyro_jala.model import Layout
@@ -61,7 +61,7 @@ def problem_of(fixed: Fixed, data: Data) -> Problem:
     )
 
 
-@compiled
+@partial(jax.jit, static_argnums=0)
 @on_mesh
 @exactly
 def start(fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array) -> State:
@@ -76,7 +76,7 @@ def start(fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array) -> State:
     return path.start(state_key, problem, settings, target, position, zero, ascends=False)
 
 
-@compiled
+@partial(jax.jit, static_argnums=0)
 @on_mesh
 @exactly
 def start_given(
@@ -99,7 +99,7 @@ def start_given(
     )
 
 
-@compiled
+@partial(jax.jit, static_argnums=0)
 @on_mesh
 def walk(
     fixed: Fixed,
@@ -149,7 +149,7 @@ def anneal(fixed: Fixed, data: Data, state: State) -> State:
     return lax.while_loop(unfinished, body, state)
 
 
-@compiled
+@partial(jax.jit, static_argnums=0)
 @on_mesh
 @exactly
 def estimate(
@@ -184,7 +184,7 @@ def estimate(
     return share((evidence.bridge(weight, at_particles, at_draws), level))
 
 
-@compiled
+@partial(jax.jit, static_argnums=0)
 def best_params(fixed: Fixed, state: State) -> Array:
     """Return the average of the parameters, unless they still travel."""
     params, settings = state.target.params, fixed.settings
@@ -222,7 +222,7 @@ def settle(fixed: Fixed, data: Data, state: State) -> tuple[Array, evidence.Brid
     return params, bridge, state
 
 
-@compiled
+@partial(jax.jit, static_argnums=0)
 @on_mesh
 @exactly
 def louis(
@@ -234,7 +234,7 @@ def louis(
     return share(moments(joint, params, weight, cloud.position, dense, follows))
 
 
-@compiled
+@partial(jax.jit, static_argnums=0)
 @exactly
 def constrain(
     fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array, position: Array
@@ -248,7 +248,7 @@ def constrain(
     return jax.vmap(jax.vmap(one))(keys, position)
 
 
-@compiled
+@partial(jax.jit, static_argnums=0)
 @exactly
 def predict(
     fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array, position: Array
@@ -262,7 +262,7 @@ def predict(
     return jax.vmap(jax.vmap(one))(keys, position)
 
 
-@compiled
+@partial(jax.jit, static_argnums=0)
 def constrain_trace(fixed: Fixed, params: Array) -> dict[str, Any]:
     """Map a trace of parameters (steps, num_params) to values of the param sites."""
     return jax.vmap(fixed.layout.constrain_params)(params)

@@ -1,7 +1,9 @@
 """Programs are kept, but not those of every model there ever was."""
 
-from pathlib import Path
+import gc
+import weakref
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -9,7 +11,7 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 
-from numpyro_jala import JALAEM, compilation, fitter, reference
+from numpyro_jala import JALAEM, PGD, compilation, reference, stages
 
 
 def means(y):
@@ -20,59 +22,88 @@ def means(y):
         numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
 
 
-def test_programs_are_kept_until_there_is_no_room_for_more(monkeypatch):
-    monkeypatch.setattr(compilation, "_programs", [])
-    monkeypatch.setattr(fitter, "_MOST_KEPT", 2)
-    traced = []
+@pytest.fixture
+def look(monkeypatch):
+    """Begin a run, which then calls a program: return how often that was compiled."""
+    compiled = []
 
-    @compilation.compiled
-    def double(problem, x):
-        traced.append(problem)
+    @jax.jit
+    def double(x):
+        compiled.append(x)
         return 2 * x
 
-    def look(jala, size):
-        jala._inspect(random.key(0), (np.zeros(size),), {})
-        double("one", jnp.ones(()))
+    def begin(fitter, *args):
+        double(jnp.ones(()))
+        raise KeyboardInterrupt
 
-    first, second = JALAEM(means), JALAEM(means)
-    look(first, 2)
-    look(second, 2)
-    assert traced == ["one"]
-    monkeypatch.setattr(compilation, "share_of_maps", lambda: 0.9)
-    look(second, 2)  # known already
-    assert traced == ["one"]
-    look(second, 3)
-    assert traced == ["one"] * 2
-    look(second, 4)
-    assert len(second._fixed) == 2 and len(first._fixed) == 1
+    monkeypatch.setattr(JALAEM, "_inspect", begin)
+    monkeypatch.setattr(PGD, "_inspect", begin)
+
+    def run(fitter, share):
+        monkeypatch.setattr(compilation, "share_of_maps", lambda: share)
+        with pytest.raises(KeyboardInterrupt):
+            fitter.run(random.key(0), 1, np.zeros(2), progress_bar=False)
+        return len(compiled)
+
+    return run
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="not on Linux")
-def test_forgotten_programs_give_their_memory_maps_back(monkeypatch):
-    monkeypatch.setattr(compilation, "_programs", [])
-    add = compilation.compiled(lambda problem, x: jnp.sin(x) + problem)
+def test_programs_are_kept_until_a_run_finds_no_room(look):
+    jala, rival = JALAEM(means), PGD(means, None, step_size=0.1)
+    jala._fixed["another"] = None
+    assert [look(each, 0.1) for each in (jala, rival, jala)] == [1, 1, 1]
+    assert jala._fixed
+    assert [look(each, 0.9) for each in (jala, rival)] == [2, 3]
+    assert not jala._fixed
+
+
+@pytest.mark.skipif(compilation.share_of_maps() == 0, reason="maps are not to be seen here")
+def test_what_is_forgotten_gives_memory_and_maps_back(monkeypatch):
+    gc.collect()
     before = compilation.share_of_maps()
-    for problem in range(20):
-        add(problem, jnp.ones(3))
+    layouts = []
+    for size in range(1, 6):
+        fixed, arrays, _ = JALAEM(means)._inspect(random.key(0), (np.zeros(size),), {})
+        layouts.append(weakref.ref(fixed.layout))
+        stages.constrain_trace(fixed, jnp.zeros((2, 1)))
+    del fixed
     taken = compilation.share_of_maps()
+    assert before < taken
+    assert not compilation.make_room()
     monkeypatch.setattr(compilation, "_ENOUGH", 0.0)
-    compilation.make_room()
-    assert 0 < before < taken
-    assert compilation.share_of_maps() < (before + taken) / 2
+    assert compilation.make_room()
+    gc.collect()
+    assert compilation.share_of_maps() < taken
+    assert not any(layout() for layout in layouts)
 
 
 def test_data_that_a_model_finds_around_it_may_change():
     around = {"y": np.array([0.3, -1.0], np.float32)}
     jala = JALAEM(lambda: means(around["y"]))
-
-    def look():
-        return jala._inspect(random.key(0), (), {})[0]
-
-    first = look()
-    assert look() is first
+    first = jala._inspect(random.key(0), (), {})[0]
+    assert jala._inspect(random.key(1), (), {})[0] is first
     around["y"] = around["y"] + 1
-    second = look()
-    assert second is not first and look() is second
+    second = jala._inspect(random.key(1), (), {})[0]
+    assert second is not first
+    assert jala._inspect(random.key(2), (), {})[0] is second
+
+
+def test_data_around_a_model_may_depend_on_its_latents_or_be_traced():
+    def residual():
+        z = numpyro.sample("z", dist.Normal(numpyro.param("centre", 0.0), 1.0))
+        numpyro.sample("y", dist.Normal(0.0, 1.0), obs=z - 1.0)
+
+    jala = JALAEM(residual)
+    first = jala._inspect(random.key(0), (), {})[0]
+    assert jala._inspect(random.key(1), (), {})[0] is first
+
+    def potential(y):
+        problem, _ = JALAEM(lambda: means(y))._problem((), {})
+        return problem.potential_fn(jnp.zeros(1), jnp.ones(()), jnp.zeros(2))
+
+    y = jnp.array([[0.5, 1.0], [2.0, -1.0]])
+    expected = (y**2).sum(1) / 2 + 2 * jnp.log(2 * jnp.pi)
+    np.testing.assert_allclose(jax.vmap(potential)(y), expected, rtol=1e-6)
 
 
 def test_the_laplace_reference_is_compiled_once():

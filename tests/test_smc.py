@@ -1,5 +1,7 @@
 """The engine on targets with exact answers, neither symmetric nor centred."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -130,8 +132,9 @@ def test_a_test_refuses_moves_and_leaves_weights_and_derivatives_consistent():
 
 @pytest.mark.parametrize("shape", [(2, 3, 5), (2, 1_000)])
 def test_noise_in_a_row_is_the_same_noise(shape):
-    key = random.key(4)
+    key, size = random.key(4), math.prod(shape)
     drawn = langevin.draw_noise(key, shape, jnp.float32)
+    np.testing.assert_array_equal(drawn.ravel(), random.normal(key, (size,), jnp.float32))
     np.testing.assert_array_equal(drawn, random.normal(key, shape, jnp.float32))
 
 

@@ -44,21 +44,21 @@ def means_model(y: Any) -> None:
 
 
 def measure(
-    jala: JALAEM, data: tuple[Any, ...], num_steps: int, start: Start = NOTHING_GIVEN
+    jala: JALAEM, data: tuple[Any, ...], start: Start = NOTHING_GIVEN
 ) -> dict[str, float]:
     """Return the time of a step of EM that has settled, and its program's memory."""
     run = jala._prepare(random.key(0), random.key(1), start, data, {})
     state = jala._first_state(random.key(2), run, start)
     target = state.target._replace(temperature=np.ones(ISLANDS, np.float32))
     state = state._replace(target=target, plan=state.plan._replace(target=target))
-    numbers = np.asarray(ASCEND), np.asarray(num_steps), target.params, np.asarray(0)
+    numbers = np.asarray(ASCEND), np.asarray(NUM_STEPS), target.params, np.asarray(0)
     walk = stages.walk.lower(run.fixed, run.placed, state, *numbers).compile()
     memory = walk.memory_analysis()
     state = walk(run.placed, state, *numbers)[0]
     seconds = in_turn(3, walk=lambda: walk(run.placed, state, *numbers))["walk"]
     return {
-        "step_ms": 1e3 * seconds / num_steps,
-        "ns_per_particle": 1e9 * seconds / num_steps / jala.num_particles,
+        "step_ms": 1e3 * seconds / NUM_STEPS,
+        "ns_per_particle": 1e9 * seconds / NUM_STEPS / jala.num_particles,
         "memory_mb": (memory.temp_size_in_bytes + memory.output_size_in_bytes) / 1e6,
         "particles_mb": state.cloud.position.nbytes / 1e6,
     }
@@ -86,7 +86,7 @@ def by_particles(powers: tuple[int, ...]) -> None:
         # Islands of equal size, of about a power of ten in all.
         count = ISLANDS * max(round(10**power / ISLANDS), 4)
         jala = JALAEM(logistic_model, num_particles=count)
-        found = measure(jala, logistic_data(), NUM_STEPS, near_posterior(count))
+        found = measure(jala, logistic_data(), near_posterior(count))
         emit({"part": "particles", "num_particles": count, **found})
 
 
@@ -95,7 +95,7 @@ def by_latents(powers: tuple[int, ...]) -> None:
     for power in powers:
         y = np.random.default_rng(0).normal(size=10**power).astype(np.float32)
         jala = JALAEM(means_model, num_particles=256, num_islands=ISLANDS)
-        found = measure(jala, (y,), NUM_STEPS)
+        found = measure(jala, (y,))
         emit({"part": "latents", "num_latents": len(y), **found})
 
 
@@ -104,7 +104,7 @@ def on_devices(num_particles: int) -> None:
     devices = np.array(jax.devices())
     mesh = Mesh(devices, ("devices",)) if devices.size > 1 else None
     jala = JALAEM(logistic_model, num_particles=num_particles, mesh=mesh)
-    found = measure(jala, logistic_data(), NUM_STEPS, near_posterior(num_particles))
+    found = measure(jala, logistic_data(), near_posterior(num_particles))
     emit({"part": "devices", "num_devices": devices.size, **found})
 
 
