@@ -2,7 +2,6 @@
 
 import os
 from importlib.metadata import version
-from pathlib import Path
 
 # The tests run in parallel anyway, and spend their time compiling, not computing.
 FLAGS = "--xla_cpu_multi_thread_eigen=false --xla_backend_optimization_level=0"
@@ -11,23 +10,17 @@ if version("jaxlib").startswith("0.10."):  # later ones do not know it
     FLAGS += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", FLAGS)
 
-import jax  # noqa: E402
 import pytest  # noqa: E402
 from jax import random  # noqa: E402
 
-from numpyro_jala import JALAEM  # noqa: E402
+from numpyro_jala import JALAEM, compilation  # noqa: E402
 from tests.tools import SCHOOLS, normal_means  # noqa: E402
-
-#: Linux allows a process 65,530, of which each compiled program takes a few.
-MOST_MAPS = 40_000
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _room_for_programs():
-    """Forget compiled programs before the system would rather end the process."""
-    maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
-        jax.clear_caches()
+    """Tests compile more than runs do, which make room by themselves."""
+    compilation.make_room()
 
 
 @pytest.fixture(scope="session")
