@@ -166,7 +166,8 @@ def test_the_page_of_benchmarks_holds_the_stored_records(experiment, monkeypatch
     text = report.PAGE.read_text()
     assert report.fill(text, lambda name: report.TABLES[name]()) == text
     marks = re.findall(r"<!-- table: (\w+) -->", text)
-    assert sorted(marks) == sorted(report.TABLES) == sorted(report.PARTS)
+    assert sorted(marks) == sorted(report.TABLES)
+    assert set(report.PARTS) < set(report.TABLES)
 
 
 def test_numbers_are_stored_with_seven_digits(experiment, tmp_path):
