@@ -33,11 +33,13 @@ from numpyro_jala.versions import version_of  # noqa: E402
 
 FOLDER, PAGE = DOCS / "benchmarks", DOCS / "benchmarks.md"
 HERE = Path(__file__).parent
-FEW_STEPS = ("--steps", "200", "--repeats", "3")
 #: What each part runs, a process after the other. What many programs are compiled for
 #: does not fit into one: the system limits the memory maps of a process.
 PARTS = {
-    "speed": [["speed.py", "logistic", "evaluation"], ["speed.py", "network", *FEW_STEPS]],
+    "speed": [
+        ["speed.py", "logistic", "evaluation"],
+        ["speed.py", "network", "--repeats", "2"],
+    ],
     "gpu": [
         ["speed.py", "wide network", "network", "--repeats", "3"],
         ["speed.py", "evaluation", "--particles", "1000000", "--repeats", "3"],
