@@ -24,7 +24,7 @@ from numpyro_jala.state import ASCEND, CLIMB, HOLD, REST, State
 
 _MOST_STEPS = 5_000
 #: Seconds between two looks at a run in progress.
-_LOOK_EVERY = 0.5
+_LOOK_EVERY = 1.0
 
 
 class _Pace:
