@@ -89,7 +89,6 @@ class Rival(Fitter):
         **kwargs: Any,
     ) -> State:
         """Draw particles from the prior at the first parameters, or take those given."""
-        self._make_room()
         model_key, start_key = random.split(rng_key)
         fixed, arrays, trace = self._inspect(model_key, args, kwargs)
         params = self._first_params(fixed.layout, trace, init_params)

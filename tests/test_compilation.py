@@ -57,6 +57,14 @@ def test_programs_are_kept_until_a_run_finds_no_room(look):
     assert not jala._fixed
 
 
+def test_the_pure_interface_which_may_be_traced_forgets_nothing(monkeypatch):
+    monkeypatch.setattr(compilation, "share_of_maps", lambda: 0.9)
+    for fitter in (JALAEM(means), PGD(means, None, step_size=0.1)):
+        fitter._fixed["another"] = None
+        jax.eval_shape(fitter.init, random.key(0), np.zeros(2))
+        assert "another" in fitter._fixed
+
+
 @pytest.mark.skipif(compilation.share_of_maps() == 0, reason="maps are not to be seen here")
 def test_what_is_forgotten_gives_memory_and_maps_back(monkeypatch):
     gc.collect()
