@@ -9,12 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Jaxpr
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.primitives import Messenger
 
-from numpyro_jala import precision
+from numpyro_jala import blocks, precision
 from numpyro_jala._typing import Array, Tree
 from numpyro_jala.call import split_call
 from numpyro_jala.enumeration import check_sum
@@ -99,12 +100,14 @@ def lay_out(
         is_noisy=_is_noisy(model, params, args, kwargs),
         precision=matmul_precision or precision.HIGHEST,
         rough_gradient=False,
+        width=0,
     )
     arrays = split_call(args, kwargs, keep_arrays)[1]
-    _try(layout, arrays)
+    program = _trace_density(layout, arrays)
+    layout = replace(layout, width=blocks.widest(program))
     check_sum(layout, trace, arrays)
     if matmul_precision is None:
-        fastest = _fastest(layout, arrays)
+        fastest = precision.choose(jax.default_backend(), program, layout.dim)
         rough_gradient = fastest == precision.THREE_PASSES
         layout = replace(layout, precision=fastest, rough_gradient=rough_gradient)
     return _hold_flat(layout, moved) if has_mask else layout
@@ -151,13 +154,14 @@ def _is_noisy(
     return watch.is_noisy
 
 
-def _try(layout: Layout, arrays: list[Array]) -> None:
-    """Evaluate the log-density on shapes alone."""
+def _trace_density(layout: Layout, arrays: list[Array]) -> Jaxpr:
+    """Evaluate the log-density on shapes alone, and return its program."""
     potential, one = layout.joint(arrays), jnp.ones((), layout.anchor.dtype)
     watch = Watch()
     try:
         with watch:
-            jax.eval_shape(potential, layout.init_params, one, layout.anchor)
+            at = layout.init_params, one, layout.anchor
+            return jax.make_jaxpr(potential)(*at).jaxpr
     except _NEEDS_VALUES as error:
         raise ValueError(
             "The model asks for the value of a latent or a param, after site "
@@ -169,12 +173,6 @@ def _try(layout: Layout, arrays: list[Array]) -> None:
             f"The log-density of the model failed after site {watch.last_site!r}: "
             f"{type(error).__name__}: {error}"
         ) from error
-
-
-def _fastest(layout: Layout, arrays: list[Array]) -> str:
-    one = jnp.ones((), layout.anchor.dtype)
-    at = layout.init_params, one, layout.anchor
-    return precision.choose(jax.default_backend(), layout.joint(arrays), *at)
 
 
 def _hold_flat(layout: Layout, latents: Trace) -> Layout:

@@ -76,6 +76,9 @@ class Layout:
         Of the model's matrix products, in JAX's words.
     rough_gradient
         Whether gradients do with the device's own precision.
+    width
+        Bytes of the largest array that the log-density makes of one particle, zero if it
+        has a loop.
     """
 
     model: Callable[..., Any]
@@ -95,6 +98,7 @@ class Layout:
     is_noisy: bool
     precision: str
     rough_gradient: bool
+    width: int
 
     @property
     def dim(self) -> int:

@@ -53,9 +53,8 @@ _FACTOR_EVERY = 5
 def _evaluate(
     problem: Problem, settings: Settings, target: Target, position: Array
 ) -> tuple[smc.Derivatives, smc.ScoreFn]:
-    return smc.evaluate(
-        problem.potential_fn, target, position, settings.newton, problem.rough_gradient
-    )
+    each, rough = settings.newton, problem.rough_gradient
+    return smc.evaluate(problem.potential_fn, target, position, each, rough, problem.block)
 
 
 @exactly

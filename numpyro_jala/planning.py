@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_jala import em, smc, tempering, transport
+from numpyro_jala import blocks, em, smc, tempering, transport
 from numpyro_jala._typing import Array
 from numpyro_jala.smc import Target
 from numpyro_jala.state import ASCEND, CLIMB, HOLD, REST, Plan, Problem, Settings, State
@@ -106,9 +105,7 @@ def _newton_ascent(
     due |= state.plan.cost > 0.02
     complete = lax.cond(
         due,
-        lambda: em.hessian(
-            _moved_potentials(problem, state, carried), state.target.params, pool(weight)
-        ),
+        lambda: _curvature(problem, state, weight, carried),
         lambda: newton.complete,
     )
     missing = em.remember(newton, jnp.where(tempered, within, moments)[1:, 1:])
@@ -149,22 +146,25 @@ def _covariances(weight: Array, rate: Array) -> tuple[Array, Array]:
     )
 
 
-def _moved_potentials(
-    problem: Problem, state: State, carried: transport.Transport
-) -> Callable[[Array, Array], Array]:
-    """Return the potential of every particle as a function of the parameters.
+def _curvature(
+    problem: Problem, state: State, weight: Array, carried: transport.Transport
+) -> Array:
+    """Return the mean second derivative of the potential in the parameters.
 
     The particles follow the parameters, to first order as they would in a step.
     """
     each = jax.vmap(problem.potential_fn, (None, None, 0))
     all_fn = jax.vmap(each, (None, 0, 0))
 
-    def potentials(params: Array, change: Array) -> Array:
-        shift = carried.shift[..., 1:] @ change
-        position = state.cloud.position - shift[:, None]
-        return all_fn(params, state.target.temperature, position)
+    def of_block(pooled: Array, position: Array) -> Array:
+        def potentials(params: Array, change: Array) -> Array:
+            shift = carried.shift[..., 1:] @ change
+            moved = position - shift[:, None]
+            return all_fn(params, state.target.temperature, moved)
 
-    return potentials
+        return em.hessian(potentials, state.target.params, pooled)
+
+    return blocks.total(of_block, problem.block, pool(weight), state.cloud.position)
 
 
 def _optimiser_step(

@@ -16,8 +16,6 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
-from numpyro_jala._typing import Array, Potential
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 #: Exact to float32 everywhere.
@@ -39,19 +37,11 @@ def exactly(function: Function) -> Function:
     return exact  # type: ignore[return-value]
 
 
-def choose(
-    platform: str,
-    potential: Potential,
-    params: Array,
-    temperature: Array,
-    position: Array,
-) -> str:
+def choose(platform: str, jaxpr: Jaxpr, num_latents: int) -> str:
     """Return the fastest precision at which a potential is right to float32."""
-    if platform != "gpu" or position.size < _MANY_LATENTS:
+    if platform != "gpu" or num_latents < _MANY_LATENTS:
         return HIGHEST
-    jaxpr = jax.make_jaxpr(potential)(params, temperature, position)
-    plain = _has_plain_products(jaxpr.jaxpr)
-    return THREE_PASSES if plain else HIGHEST
+    return THREE_PASSES if _has_plain_products(jaxpr) else HIGHEST
 
 
 def roughly(function: Function) -> Function:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import random
 
-from numpyro_jala import langevin
+from numpyro_jala import blocks, langevin
 from numpyro_jala._typing import Array, Potential, PRNGKey, Resampler
 from numpyro_jala.langevin import Kernel
 from numpyro_jala.precision import roughly
@@ -96,41 +96,41 @@ def evaluate(
     position: Array,
     each: bool,
     rough_gradient: bool = False,
+    block: int | None = None,
 ) -> tuple[Derivatives, ScoreFn]:
     """Evaluate the model once at every particle.
 
     The score of a particle is the derivative of its potential with respect to the
     parameters. With ``each`` every particle's score is kept, which is for few
-    parameters. Without it they are only ever summed, in one pull-back of the potentials
-    with the weights: memory does not grow with particles times parameters.
+    parameters, and at most ``block`` particles of an island are evaluated at a time.
+    Without it scores are only ever summed, in one pull-back of the potentials with the
+    weights: memory does not grow with particles times parameters.
     """
-    shape = position.shape[:2]
-    temperature = jnp.broadcast_to(target.temperature[:, None], shape)
+    temperature = jnp.broadcast_to(target.temperature[:, None], position.shape[:2])
+
+    def derive(all_fn: Callable[..., Array], params: Array, heat: Array, x: Array) -> Any:
+        potential, pull = jax.vjp(all_fn, params, heat, x)
+        pull = roughly(pull) if rough_gradient else pull
+        scores, slope, gradient = pull(jnp.ones_like(heat))
+        return Derivatives(potential, gradient, slope, scores), pull
 
     if each:
-        params = jnp.broadcast_to(target.params, (*shape, *target.params.shape))
-        all_fn = over_islands(jax.vmap(potential_fn))
-    else:
-        params = target.params
 
-        def all_fn(shared: Array, heat: Array, x: Array) -> Array:
-            one_fn = jax.vmap(potential_fn, (None, 0, 0))
-            found: Array = over_islands(partial(one_fn, shared))(heat, x)
-            return found
+        def derive_each(heat: Array, x: Array) -> Any:
+            params = jnp.broadcast_to(target.params, (*heat.shape, target.params.size))
+            return derive(over_islands(jax.vmap(potential_fn)), params, heat, x)[0]
 
-    potential, pull = jax.vjp(all_fn, params, temperature, position)
-    pull = roughly(pull) if rough_gradient else pull
-    scores, slope, gradient = pull(jnp.ones_like(temperature))
-    if not each:
-        scores = jnp.zeros((*shape, 0), position.dtype)
+        found: Derivatives = blocks.over(derive_each, block, temperature, position)
+        return found, lambda weight: jnp.einsum("jn,jnp->p", weight, found.scores)
 
-    def score_fn(weight: Array) -> Array:
-        if each:
-            return jnp.einsum("jn,jnp->p", weight, scores)
-        summed: Array = pull(weight)[0]
-        return summed
+    def all_fn(shared: Array, heat: Array, x: Array) -> Array:
+        one_fn = jax.vmap(potential_fn, (None, 0, 0))
+        potential: Array = over_islands(partial(one_fn, shared))(heat, x)
+        return potential
 
-    return Derivatives(potential, gradient, slope, scores), score_fn
+    summed, pull = derive(all_fn, target.params, temperature, position)
+    no_scores = jnp.zeros((*temperature.shape, 0), position.dtype)
+    return summed._replace(scores=no_scores), lambda weight: pull(weight)[0]
 
 
 def log_evidence(cloud: Cloud) -> Array:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
 
-from numpyro_jala import em, evidence, path, reference, smc
+from numpyro_jala import blocks, em, evidence, path, reference, smc
 from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.evidence import Gaussian
 from numpyro_jala.information import Moments, moments
@@ -58,7 +58,14 @@ def problem_of(fixed: Fixed, data: Data) -> Problem:
         lambda tree: ravel_pytree(tree)[0],
         jnp.asarray(layout.is_free),
         layout.rough_gradient,
+        _block(fixed),
     )
+
+
+def _block(fixed: Fixed) -> int | None:
+    mesh, num_islands = fixed.settings.mesh, fixed.settings.num_islands
+    here = num_islands if mesh is None else num_islands // mesh.size
+    return blocks.num_particles(fixed.layout.width, here)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -177,7 +184,8 @@ def estimate(
     )
     joint = fixed.layout.joint(data.arrays)
     one = jnp.ones((), position.dtype)
-    at_new = jax.vmap(jax.vmap(lambda x: joint(params, one, x)))(draws)
+    each = jax.vmap(jax.vmap(lambda x: joint(params, one, x)))
+    at_new = blocks.over(each, _block(fixed), draws)
     at_new = jnp.where(jnp.isfinite(at_new), at_new, jnp.inf)
     level = jnp.min(jnp.where(weight > 0, potential, jnp.inf))
     at_particles, at_draws = level - potential - at_particles, level - at_new - at_draws

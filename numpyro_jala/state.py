@@ -63,6 +63,7 @@ class Problem(NamedTuple):
     ravel: Callable[[Tree], Array]
     is_free: Array  # (num_params,), parameters on the real line
     rough_gradient: bool  # may be less precise than the potential
+    block: int | None  # particles of an island to evaluate at a time, None for all
 
 
 class Plan(NamedTuple):

@@ -18,7 +18,8 @@ SOURCES = {
 
 #: From the ground up: a file imports its own floor and those below.
 FLOORS = {
-    "ground": "_typing versions compilation weights precision sharding langevin resampling",
+    "ground": "_typing versions compilation blocks weights precision sharding langevin "
+    "resampling",
     "engine": "adaptation geometry transport tempering em smc state planning path",
     "model": "call sites supports model enumeration inspection checks options",
     "answers": "reference evidence flow information estimates",

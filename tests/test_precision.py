@@ -17,7 +17,8 @@ MANY = jnp.zeros(1_024)
 
 
 def chosen(potential, position=MANY, platform="gpu"):
-    return choose(platform, potential, jnp.zeros(0), jnp.ones(()), position)
+    jaxpr = jax.make_jaxpr(potential)(jnp.zeros(0), jnp.ones(()), position).jaxpr
+    return choose(platform, jaxpr, position.size)
 
 
 def network(params, temperature, x):

@@ -14,7 +14,7 @@ import pytest
 from jax import random
 from jax.sharding import Mesh
 
-from numpyro_jala import JALAEM, sharding, stages
+from numpyro_jala import JALAEM, blocks, sharding, stages
 from numpyro_jala.state import ASCEND
 from tests.tools import SCHOOLS, normal_means
 from tests.worker import OPTIONS
@@ -22,8 +22,9 @@ from tests.worker import OPTIONS
 # Ten steps are enough to see whether the numbers are the same.
 pytestmark = pytest.mark.filterwarnings("ignore:The parameters have not converged")
 
-#: A number of particles in an island that is no other length.
+#: A number of particles in a block that is no other length.
 MANY = 37
+SIZES = {"num_particles": 4 * 2 * MANY, "num_islands": 4}
 COLLECTIVE = re.compile(
     r"= (.*?) (?:all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
     r"|collective-broadcast)(?:-start)?\("
@@ -47,10 +48,18 @@ def _shapes(text):
         yield tuple(int(n) for n in dims.split(",") if n)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def in_blocks():
+    """Evaluate each island in two blocks, as if there were many data."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "num_particles", lambda *_: MANY)
+        yield
+
+
 @pytest.fixture(scope="module")
 def spread():
     """A fit whose four islands lie on four devices."""
-    jala = JALAEM(normal_means, num_particles=4 * MANY, num_islands=4, mesh=mesh_of(4))
+    jala = JALAEM(normal_means, **SIZES, mesh=mesh_of(4))
     jala.run(random.key(3), 10, SCHOOLS, progress_bar=False)
     return jala
 
@@ -58,7 +67,7 @@ def spread():
 @pytest.fixture(scope="module")
 def alone():
     """The same on one device, not run yet."""
-    return JALAEM(normal_means, num_particles=4 * MANY, num_islands=4)
+    return JALAEM(normal_means, **SIZES)
 
 
 def test_many_devices_give_the_numbers_of_one(spread, alone):
@@ -86,7 +95,7 @@ def test_no_particle_leaves_its_device(spread):
 def test_particles_that_left_would_be_seen(spread):
     with sharding.over(spread.mesh):
         gather = jax.jit(sharding.share).lower(spread.last_state.cloud.position)
-    assert any(MANY in shape for shape in moved(gather.compile()))
+    assert any(2 * MANY in shape for shape in moved(gather.compile()))
 
 
 def test_a_checkpoint_goes_on_with_another_number_of_devices(spread, alone, tmp_path):

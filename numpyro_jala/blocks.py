@@ -1,0 +1,113 @@
+"""Particles block by block, each small enough for a cache.
+
+Evaluated at all particles at once, a model writes arrays of particles times data to the
+memory and reads them back. Block by block they stay in a processor's cache, which is
+quicker, and the memory that a step takes does not grow with the data.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from numpyro_jala._typing import Array, Tree
+
+#: Bytes that an array of one block may take of each core's cache.
+_CACHE = 2**18
+#: Each turn of these pays its overhead anew in every block.
+_LOOPS = ("scan", "while")
+
+
+def widest(jaxpr: Any) -> int:
+    """Return the bytes of the largest array that a program makes of its arguments.
+
+    What it makes of its constants does not count: particles share it. Zero for a program
+    with a loop, which does not gain by blocks.
+    """
+    found = _widest(jaxpr, [True] * len(jaxpr.invars))
+    return 0 if found is None else found
+
+
+def _widest(jaxpr: Any, varied: list[bool]) -> int | None:
+    varies = {var for var, flag in zip(jaxpr.invars, varied, strict=True) if flag}
+    most = 0
+    for equation in jaxpr.eqns:
+        flags = [not hasattr(v, "val") and v in varies for v in equation.invars]
+        if not any(flags):
+            continue
+        if equation.primitive.name in _LOOPS:
+            return None
+        varies.update(equation.outvars)
+        most = max(most, *(_num_bytes(var.aval) for var in equation.outvars), 0)
+        for inner in _inner_programs(equation.params):
+            same = len(inner.invars) == len(flags)
+            found = _widest(inner, flags if same else [True] * len(inner.invars))
+            if found is None:
+                return None
+            most = max(most, found)
+    return most
+
+
+def _inner_programs(params: dict[str, Any]) -> list[Any]:
+    leaves = jax.tree.leaves(params, is_leaf=lambda v: hasattr(v, "eqns"))
+    programs = (getattr(leaf, "jaxpr", leaf) for leaf in leaves)
+    return [program for program in programs if hasattr(program, "eqns")]
+
+
+def _num_bytes(aval: Any) -> int:
+    return int(np.prod(aval.shape)) * getattr(aval.dtype, "itemsize", 0)
+
+
+def num_particles(width: int, num_islands: int) -> int | None:
+    """Return how many particles of each island make a block, None for all of them.
+
+    Only on a CPU: a GPU does the more at once the better.
+    """
+    if not width or jax.default_backend() != "cpu":
+        return None
+    affinity = getattr(os, "sched_getaffinity", None)
+    num_cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(_CACHE * num_cores // (width * num_islands), 1)
+
+
+def _split(rows: Array, most: int, fill: str = "edge") -> Array:
+    """Return blocks of equal size; the last is filled up with copies of its last row."""
+    num_islands, num_rows, *rest = rows.shape
+    count = -(-num_rows // most)
+    size = -(-num_rows // count)
+    padding = [(0, 0), (0, count * size - num_rows), *[(0, 0)] * len(rest)]
+    padded = jnp.pad(rows, padding, mode=fill)
+    return jnp.moveaxis(padded.reshape(num_islands, count, size, *rest), 1, 0)
+
+
+def over(function: Callable[..., Tree], most: int | None, *rows: Array) -> Tree:
+    """Apply a function to arrays (num_islands, num_particles, ...), block by block."""
+    num_rows = rows[0].shape[1]
+    if most is None or num_rows <= most:
+        return function(*rows)
+
+    def join(blocks: Array) -> Array:
+        count, num_islands, size, *rest = blocks.shape
+        joined = jnp.moveaxis(blocks, 0, 1).reshape(num_islands, count * size, *rest)
+        return joined[:, :num_rows]
+
+    blocks = tuple(_split(each, most) for each in rows)
+    return jax.tree.map(join, lax.map(lambda block: function(*block), blocks))
+
+
+def total(
+    function: Callable[..., Array], most: int | None, weight: Array, *rows: Array
+) -> Array:
+    """Add up over blocks a function ``function(weight, *rows)`` linear in the weights."""
+    if most is None or weight.shape[1] <= most:
+        return function(weight, *rows)
+    # Copies that fill a block up weigh nothing.
+    blocks = (_split(weight, most, "constant"), *(_split(each, most) for each in rows))
+    parts: Array = lax.map(lambda block: function(*block), blocks)
+    return parts.sum(0)
