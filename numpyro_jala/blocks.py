@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,40 +18,48 @@ from jax import lax
 
 from numpyro_jala._typing import Array, Tree
 
-#: Bytes that an array of one block may take of each core's cache.
-_CACHE = 2**18
+#: Bytes for each core of an array of one block, and of one that does without blocks.
+_BLOCK, _FITS = 2**19, 2**22
 #: Each turn of these pays its overhead anew in every block.
 _LOOPS = ("scan", "while")
+_PRODUCT = "dot_general"
 
 
 def widest(jaxpr: Any) -> int:
     """Return the bytes of the largest array that a program makes of its arguments.
 
     What it makes of its constants does not count: particles share it. Zero for a program
-    with a loop, which does not gain by blocks.
+    that does not gain by blocks: one with a loop of its own, or one that multiplies no
+    matrices, which the compiler weaves into one pass over the particles anyway.
     """
-    found = _widest(jaxpr, [True] * len(jaxpr.invars))
-    return 0 if found is None else found
+    found = _look(jaxpr, [True] * len(jaxpr.invars))
+    return 0 if found.loops or not found.multiplies else found.widest
 
 
-def _widest(jaxpr: Any, varied: list[bool]) -> int | None:
+class _Found(NamedTuple):
+    """What a program does with arguments that vary from particle to particle."""
+
+    widest: int
+    loops: bool
+    multiplies: bool
+
+
+def _look(jaxpr: Any, varied: list[bool]) -> _Found:
     varies = {var for var, flag in zip(jaxpr.invars, varied, strict=True) if flag}
-    most = 0
+    found = _Found(0, False, False)
     for equation in jaxpr.eqns:
         flags = [not hasattr(v, "val") and v in varies for v in equation.invars]
         if not any(flags):
             continue
-        if equation.primitive.name in _LOOPS:
-            return None
         varies.update(equation.outvars)
-        most = max(most, *(_num_bytes(var.aval) for var in equation.outvars), 0)
+        name = equation.primitive.name
+        sizes = [_num_bytes(var.aval) for var in equation.outvars]
+        parts = [found, _Found(max(sizes, default=0), name in _LOOPS, name == _PRODUCT)]
         for inner in _inner_programs(equation.params):
             same = len(inner.invars) == len(flags)
-            found = _widest(inner, flags if same else [True] * len(inner.invars))
-            if found is None:
-                return None
-            most = max(most, found)
-    return most
+            parts.append(_look(inner, flags if same else [True] * len(inner.invars)))
+        found = _Found(*(max(column) for column in zip(*parts, strict=True)))
+    return found
 
 
 def _inner_programs(params: dict[str, Any]) -> list[Any]:
@@ -64,16 +72,25 @@ def _num_bytes(aval: Any) -> int:
     return int(np.prod(aval.shape)) * getattr(aval.dtype, "itemsize", 0)
 
 
-def num_particles(width: int, num_islands: int) -> int | None:
+def num_particles(width: int, num_islands: int, size: int) -> int | None:
     """Return how many particles of each island make a block, None for all of them.
 
     Only on a CPU: a GPU does the more at once the better.
+
+    Parameters
+    ----------
+    width
+        Bytes of the largest array that the model makes of a particle, or zero.
+    num_islands, size
+        Islands on a device, and the particles of each.
     """
-    if not width or jax.default_backend() != "cpu":
+    if jax.default_backend() != "cpu":
         return None
     affinity = getattr(os, "sched_getaffinity", None)
     num_cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return max(_CACHE * num_cores // (width * num_islands), 1)
+    if width * num_islands * size <= _FITS * num_cores:
+        return None
+    return max(_BLOCK * num_cores // (width * num_islands), 1)
 
 
 def _split(rows: Array, most: int, fill: str = "edge") -> Array:

@@ -63,9 +63,10 @@ def problem_of(fixed: Fixed, data: Data) -> Problem:
 
 
 def _block(fixed: Fixed) -> int | None:
-    mesh, num_islands = fixed.settings.mesh, fixed.settings.num_islands
-    here = num_islands if mesh is None else num_islands // mesh.size
-    return blocks.num_particles(fixed.layout.width, here)
+    settings = fixed.settings
+    num_devices = 1 if settings.mesh is None else settings.mesh.size
+    here = settings.num_islands // num_devices
+    return blocks.num_particles(fixed.layout.width, here, settings.num_particles)
 
 
 @partial(jax.jit, static_argnums=0)

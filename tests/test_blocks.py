@@ -43,20 +43,32 @@ def test_a_loop_over_particles_makes_no_blocks():
         return lax.scan(lambda total, row: (total + row @ x, None), 0.0, WIDE)[0]
 
     def shared_walk(params, temperature, x):
-        return x.sum() * lax.scan(lambda total, row: (total + row, None), 0.0, WIDE[0])[0]
+        shared = lax.scan(lambda total, row: (total + row, None), 0.0, WIDE[0])[0]
+        return shared * jnp.sum(WIDE @ x)
 
     assert width_of(walk) == 0 and width_of(jax.jit(walk)) == 0
     assert width_of(shared_walk) > 0
 
 
+def test_without_a_product_of_matrices_there_are_no_blocks():
+    assert width_of(lambda params, heat, x: jnp.sum(WIDE * x)) == 0
+    shared = lambda params, heat, x: jnp.sum((WIDE.T @ WIDE) * x)  # noqa: E731
+    assert width_of(shared) == 0
+
+
 def test_wide_particles_make_small_blocks(monkeypatch):
-    assert blocks.num_particles(0, 8) is None
-    few, many = (blocks.num_particles(width, 8) for width in (10_000, 1_000))
+    few, many = (blocks.num_particles(width, 8, 10**6) for width in (10_000, 1_000))
     assert 1 <= few < many
-    assert blocks.num_particles(1_000, 1) == pytest.approx(8 * many, rel=0.1)
-    assert blocks.num_particles(10**12, 8) == 1
+    assert blocks.num_particles(1_000, 1, 10**7) == pytest.approx(8 * many, rel=0.1)
+    assert blocks.num_particles(10**12, 8, 1) == 1
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert blocks.num_particles(1_000, 8) is None
+    assert blocks.num_particles(1_000, 8, 10**6) is None
+
+
+def test_what_fits_is_evaluated_at_once():
+    assert blocks.num_particles(0, 8, 10**9) is None
+    assert blocks.num_particles(1_000, 8, 100) is None
+    assert blocks.num_particles(1_000, 8, 10**6) is not None
 
 
 @pytest.mark.parametrize("most", [1, 4, 6, 10, 11])
@@ -92,14 +104,14 @@ def test_blocks_take_less_memory():
 def test_a_fit_in_blocks_is_right(monkeypatch):
     asked = []
 
-    def five(width, num_islands):
-        asked.append(num_islands)
+    def five(width, num_islands, size):
+        asked.append((num_islands, size))
         return 5
 
     monkeypatch.setattr(blocks, "num_particles", five)
     jala = JALAEM(normal_means, num_particles=256, num_islands=4)
     jala.run(random.key(0), 40, SCHOOLS, progress_bar=False)
-    assert set(asked) == {4}
+    assert set(asked) == {(4, 64)}
     assert stages.problem_of(jala._run.fixed, jala._run.data).block == 5
     exact = normal_means_log_likelihood(jala.params)
     assert jala.log_evidence_se < 0.05

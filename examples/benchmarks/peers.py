@@ -40,6 +40,7 @@ class Density(NamedTuple):
     dim: int
     tempered: Callable[[Any, Any], Any]  # (temperature, position) -> potential
     draw_prior: Callable[[Any], Any]  # key -> position
+    find_mode: Callable[[], Any]  # () -> mode, second derivative, steps
 
     def potential(self, position: Any) -> Any:
         """Return minus the log joint density."""
@@ -57,6 +58,7 @@ def density_of(problem: Evidence) -> Density:
         layout.dim,
         lambda temperature, position: joint(none, temperature, position),
         lambda key: layout.draw_prior(key, none, arrays),
+        lambda: reference._find_mode(layout, none, arrays),
     )
 
 
@@ -86,7 +88,7 @@ def laplace(problem: Evidence, size: int) -> Peer:
 
     @jax.jit
     def search() -> Any:
-        mode, curvature, steps = reference._find_mode(density.potential, jnp.zeros(dim))
+        mode, curvature, steps = density.find_mode()
         return mode, jnp.linalg.inv(jnp.linalg.cholesky(curvature)).T, steps
 
     @jax.jit
