@@ -20,6 +20,8 @@ from numpyro_jala._typing import Array, Tree
 
 #: Bytes for each core of an array of one block, and of one that does without blocks.
 _BLOCK, _FITS = 2**19, 2**22
+#: Particles of which fewer fill a block gain nothing by it: each has work enough of its own.
+_FEWEST = 32
 #: Each turn of these pays its overhead anew in every block.
 _LOOPS = ("scan", "while")
 _PRODUCT = "dot_general"
@@ -90,7 +92,8 @@ def num_particles(width: int, num_islands: int, size: int) -> int | None:
     num_cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     if width * num_islands * size <= _FITS * num_cores:
         return None
-    return max(_BLOCK * num_cores // (width * num_islands), 1)
+    together = _BLOCK * num_cores // width
+    return max(together // num_islands, 1) if together >= _FEWEST else None
 
 
 def _split(rows: Array, most: int, fill: str = "edge") -> Array:

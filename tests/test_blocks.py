@@ -60,7 +60,7 @@ def test_wide_particles_make_small_blocks(monkeypatch):
     few, many = (blocks.num_particles(width, 8, 10**6) for width in (10_000, 1_000))
     assert 1 <= few < many
     assert blocks.num_particles(1_000, 1, 10**7) == pytest.approx(8 * many, rel=0.1)
-    assert blocks.num_particles(10**12, 8, 1) == 1
+    assert blocks.num_particles(10_000, 1_000, 10**6) == 1
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert blocks.num_particles(1_000, 8, 10**6) is None
 
@@ -69,6 +69,7 @@ def test_what_fits_is_evaluated_at_once():
     assert blocks.num_particles(0, 8, 10**9) is None
     assert blocks.num_particles(1_000, 8, 100) is None
     assert blocks.num_particles(1_000, 8, 10**6) is not None
+    assert blocks.num_particles(10**9, 8, 10**6) is None
 
 
 @pytest.mark.parametrize("most", [1, 4, 6, 10, 11])
