@@ -49,9 +49,12 @@ def jala(fit: Fit, num_steps: int) -> Way:
     return runs_of(JALAEM(fit.model), fit, num_steps)
 
 
-def small_jala(fit: Fit, num_particles: int, num_steps: int) -> Way:
+def small_jala(
+    fit: Fit, num_particles: int, num_steps: int, preconditioner: str = "auto"
+) -> Way:
     """Run the package with fewer particles than by default."""
-    return runs_of(JALAEM(fit.model, num_particles=num_particles), fit, num_steps)
+    small = JALAEM(fit.model, num_particles=num_particles, preconditioner=preconditioner)
+    return runs_of(small, fit, num_steps)
 
 
 def rival(
@@ -84,11 +87,12 @@ def grid(*choices: tuple[Any, ...]) -> list[tuple[Any, ...]]:
 
 
 _RIVAL_SETTINGS = grid((10, 100), (1e-3, 1e-2), (1e-2, 1e-1), (300, 1_000, 3_000))
+_SMALL_SETTINGS = [*grid((64, 128), (10, 25)), (64, 10, "diagonal")]
 _SVI_SETTINGS = grid((1e-2, 1e-1), (300, 1_000, 3_000, 10_000))
 #: Ways, and the settings to try.
 WAYS: dict[str, tuple[Callable[..., Way], list[tuple[Any, ...]]]] = {
     "jala": (jala, [(25,), (50,), (100,)]),
-    "small_jala": (small_jala, grid((64, 128), (10, 25))),
+    "small_jala": (small_jala, _SMALL_SETTINGS),
     "pgd": (partial(rival, PGD), _RIVAL_SETTINGS),
     "soul": (partial(rival, SOUL), _RIVAL_SETTINGS),
     "svi_normal": (partial(svi, AutoNormal), _SVI_SETTINGS),
