@@ -57,15 +57,16 @@ def _look(jaxpr: Any, varied: list[bool]) -> _Found:
         name = equation.primitive.name
         sizes = [_num_bytes(var.aval) for var in equation.outvars]
         parts = [found, _Found(max(sizes, default=0), name in _LOOPS, name == _PRODUCT)]
-        for inner in _inner_programs(equation.params):
+        for inner in inner_programs(equation):
             same = len(inner.invars) == len(flags)
             parts.append(_look(inner, flags if same else [True] * len(inner.invars)))
         found = _Found(*(max(column) for column in zip(*parts, strict=True)))
     return found
 
 
-def _inner_programs(params: dict[str, Any]) -> list[Any]:
-    leaves = jax.tree.leaves(params, is_leaf=lambda v: hasattr(v, "eqns"))
+def inner_programs(equation: Any) -> list[Any]:
+    """Return the programs within an equation, as in a loop or a call."""
+    leaves = jax.tree.leaves(equation.params)
     programs = (getattr(leaf, "jaxpr", leaf) for leaf in leaves)
     return [program for program in programs if hasattr(program, "eqns")]
 

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
+from numpyro_jala.blocks import inner_programs
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 #: Exact to float32 everywhere.
@@ -85,11 +87,5 @@ def _has_plain_products(jaxpr: Any) -> bool:
             return False
         if name == "dot_general" and any(v.aval.dtype != jnp.float32 for v in inputs):
             return False
-        for value in jax.tree.leaves(equation.params, is_leaf=_is_jaxpr):
-            if _is_jaxpr(value) and not _has_plain_products(getattr(value, "jaxpr", value)):
-                return False
-    return True
-
-
-def _is_jaxpr(value: Any) -> bool:
-    return hasattr(value, "eqns") or hasattr(value, "jaxpr")
+    inner = [program for each in jaxpr.eqns for program in inner_programs(each)]
+    return all(map(_has_plain_products, inner))

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from jax import lax, random
 
-from numpyro_jala import JALAEM, blocks, smc, stages
+from numpyro_jala import JALAEM, blocks, planning, smc, stages, transport
 from numpyro_jala.smc import Target
+from numpyro_jala.weights import normalise
 from tests.tools import SCHOOLS, normal_means, normal_means_log_likelihood
 
 WIDE = random.normal(random.key(0), (300, 3))
@@ -100,6 +101,18 @@ def test_blocks_take_less_memory():
         return evaluate.lower(shape).compile().memory_analysis().temp_size_in_bytes
 
     assert memory(50) < memory(None) / 5
+
+
+@pytest.mark.parametrize("most", [None, 5])
+def test_the_curvature_of_a_normal_mean_is_its_precision(most):
+    jala = JALAEM(normal_means, num_particles=64, num_islands=4)
+    fixed, arrays, _ = jala._inspect(random.key(0), (SCHOOLS,), {})
+    data = stages.Data(arrays, None)
+    state = stages.start(fixed, random.key(1), data, fixed.layout.init_params)
+    problem = stages.problem_of(fixed, data)._replace(block=most)
+    still = transport.none(state.cloud, state.cloud.rates)
+    found = planning._curvature(problem, state, normalise(state.cloud.log_weight), still)
+    assert found[0, 0] == pytest.approx(6 / 0.5**2, rel=1e-4)  # six means, their sd 0.5
 
 
 def test_a_fit_in_blocks_is_right(monkeypatch):
