@@ -48,6 +48,8 @@ from numpyro_jala.state import (
 from numpyro_jala.weights import normalise
 
 _FACTOR_EVERY = 5
+#: From fewer particles than this the shape of the posterior is averaged over moves.
+_ENOUGH_DRAWS = 25
 
 
 def _evaluate(
@@ -311,6 +313,18 @@ def _vote(
     return step_size_vote(jnp.log(agreed), variance, MOVE_VARIANCE * stretch**3)
 
 
+def _share_of_news(cloud: Cloud, target: Target) -> Array:
+    """Return how much a new factor counts beside the last.
+
+    A handful of particles may be near copies of each other for a while. An island that
+    took their shape for the posterior's would freeze, or throw its particles about, and
+    the parameters would go astray with it. While annealing the shape itself changes.
+    """
+    num_islands, num_particles = cloud.log_weight.shape
+    share = min(1.0, (num_islands - 1) * num_particles / _ENOUGH_DRAWS)
+    return jnp.where(jnp.any(target.temperature < 1), 1.0, share)
+
+
 def _refresh_factor(settings: Settings, state: State, cloud: Cloud) -> Array:
     if not settings.adapts:
         return state.factor
@@ -319,6 +333,8 @@ def _refresh_factor(settings: Settings, state: State, cloud: Cloud) -> Array:
 
     def fresh() -> Array:
         factor = others_factor(weight, cloud.position, cloud.gradient, dense)
-        return jnp.where(is_collapsed(factor, state.factor), state.factor, factor)
+        share = _share_of_news(cloud, state.target)
+        mixed = state.factor + share * (factor - state.factor)
+        return jnp.where(is_collapsed(factor, state.factor), state.factor, mixed)
 
     return lax.cond(state.num_moves % _FACTOR_EVERY == 0, fresh, lambda: state.factor)

@@ -19,6 +19,8 @@ from scipy.special import expit
 from scipy.stats import multivariate_normal, norm
 
 from numpyro_jala import JALAEM, diagnosis, evidence
+from numpyro_jala.geometry import others_factor
+from numpyro_jala.weights import normalise
 from tests.tools import (
     SCHOOLS,
     normal_means,
@@ -281,6 +283,26 @@ def test_an_island_survives_when_the_weight_of_the_others_is_on_one_particle():
     # What the first island sees is worth something, and what the second sees is not.
     assert not np.array_equal(new.factor[0], state.factor[0])
     assert np.array_equal(new.factor[1], state.factor[1])
+
+
+@pytest.mark.parametrize(
+    ("num_particles", "num_islands", "temperature", "share"),
+    [(10, 2, 1.0, 0.2), (20, 5, 1.0, 0.64), (60, 2, 1.0, 1.0), (10, 2, 0.9, 1.0)],
+)
+def test_the_shape_of_a_handful_of_particles_is_averaged_over_moves(
+    num_particles, num_islands, temperature, share
+):
+    kwargs = {"num_particles": num_particles, "num_islands": num_islands}
+    jala = JALAEM(normal_means, ess_threshold=0.0, **kwargs)
+    state = jala.init(random.key(0), SCHOOLS)
+    target = state.target._replace(temperature=jnp.full(num_islands, temperature))
+    last = 2 * state.factor
+    state = state._replace(num_moves=jnp.zeros((), int), factor=last, target=target)
+    new, _ = jax.jit(jala.update)(state, SCHOOLS)
+    cloud, weight = new.cloud, normalise(new.cloud.log_weight)
+    fresh = others_factor(weight, cloud.position, cloud.gradient, dense=True)
+    expected = last + share * (fresh - last)
+    assert new.factor == pytest.approx(np.asarray(expected), rel=1e-4, abs=1e-5)
 
 
 def test_a_lone_island_keeps_its_own_step_size():

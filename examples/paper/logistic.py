@@ -335,7 +335,7 @@ def measure(options, num_particles, data, reference):
 
 def main():
     full = {"grid": 10, "tuning_steps": 500, "seconds": 5.0, "most_steps": 5_000}
-    full |= {"repeats": 100, "repeat_steps": 1_000, "reference_particles": 8_192}
+    full |= {"repeats": 100, "repeat_steps": 2_000, "reference_particles": 8_192}
     full |= {"parts": "100,50,10,correction"}
     options = parse(
         __doc__,
