@@ -313,16 +313,20 @@ def _vote(
     return step_size_vote(jnp.log(agreed), variance, MOVE_VARIANCE * stretch**3)
 
 
-def _share_of_news(cloud: Cloud, target: Target) -> Array:
-    """Return how much a new factor counts beside the last.
+def _averaged(factor: Array, state: State) -> Array:
+    """Average a new factor with the last, if it comes from a handful of particles.
 
-    A handful of particles may be near copies of each other for a while. An island that
-    took their shape for the posterior's would freeze, or throw its particles about, and
-    the parameters would go astray with it. While annealing the shape itself changes.
+    Those may be near copies of each other for a while. An island that took their shape
+    for the posterior's would freeze, or throw its particles about, and the parameters
+    would go astray with it. While annealing the shape itself changes.
     """
-    num_islands, num_particles = cloud.log_weight.shape
-    share = min(1.0, (num_islands - 1) * num_particles / _ENOUGH_DRAWS)
-    return jnp.where(jnp.any(target.temperature < 1), 1.0, share)
+    num_islands, num_particles = state.cloud.log_weight.shape
+    num_others = (num_islands - 1) * num_particles
+    if num_others >= _ENOUGH_DRAWS:
+        return factor
+    mixed = state.factor + num_others / _ENOUGH_DRAWS * (factor - state.factor)
+    anew = jnp.any(state.target.temperature < 1) | ~jnp.isfinite(state.factor)
+    return jnp.where(anew, factor, mixed)
 
 
 def _refresh_factor(settings: Settings, state: State, cloud: Cloud) -> Array:
@@ -333,8 +337,7 @@ def _refresh_factor(settings: Settings, state: State, cloud: Cloud) -> Array:
 
     def fresh() -> Array:
         factor = others_factor(weight, cloud.position, cloud.gradient, dense)
-        share = _share_of_news(cloud, state.target)
-        mixed = state.factor + share * (factor - state.factor)
-        return jnp.where(is_collapsed(factor, state.factor), state.factor, mixed)
+        lost = is_collapsed(factor, state.factor)
+        return jnp.where(lost, state.factor, _averaged(factor, state))
 
     return lax.cond(state.num_moves % _FACTOR_EVERY == 0, fresh, lambda: state.factor)

@@ -305,6 +305,16 @@ def test_the_shape_of_a_handful_of_particles_is_averaged_over_moves(
     assert new.factor == pytest.approx(np.asarray(expected), rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.parametrize("num_particles", [10, 60])
+def test_a_shape_that_is_not_finite_is_forgotten(num_particles):
+    jala = JALAEM(normal_means, num_particles=num_particles, num_islands=2)
+    state = jala.init(random.key(0), SCHOOLS)
+    broken = jnp.full_like(state.factor, jnp.nan)
+    state = state._replace(num_moves=jnp.zeros((), int), factor=broken)
+    new, _ = jax.jit(jala.update)(state, SCHOOLS)
+    assert jnp.isfinite(new.factor).all()
+
+
 def test_a_lone_island_keeps_its_own_step_size():
     jala = JALAEM(normal_means, num_particles=10, num_islands=2)
     state = jala.init(random.key(0), SCHOOLS)
