@@ -75,6 +75,12 @@ def _num_bytes(aval: Any) -> int:
     return int(np.prod(aval.shape)) * getattr(aval.dtype, "itemsize", 0)
 
 
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
 def num_particles(width: int, num_islands: int, size: int) -> int | None:
     """Return how many particles of each island make a block, None for all of them.
 
@@ -89,11 +95,10 @@ def num_particles(width: int, num_islands: int, size: int) -> int | None:
     """
     if jax.default_backend() != "cpu":
         return None
-    affinity = getattr(os, "sched_getaffinity", None)
-    num_cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    if width * num_islands * size <= _FITS * num_cores:
+    cores = num_cores()
+    if width * num_islands * size <= _FITS * cores:
         return None
-    together = _BLOCK * num_cores // width
+    together = _BLOCK * cores // width
     return max(together // num_islands, 1) if together >= _FEWEST else None
 
 

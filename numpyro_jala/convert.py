@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,7 +10,6 @@ import numpy as np
 import xarray as xr
 
 from numpyro_jala import stages
-from numpyro_jala._typing import Array
 from numpyro_jala.diagnosis import (
     best_evidence,
     diagnostics,
@@ -128,9 +126,9 @@ def _weighted_attrs(run: Run) -> dict[str, Any]:
 def groups(
     run: Run,
     samples: dict[str, np.ndarray],
-    constrain: Callable[[Array], dict[str, np.ndarray]],
+    weighted: dict[str, np.ndarray],
 ) -> dict[str, xr.Dataset]:
-    """Return the groups of the result."""
+    """Return the groups of the result, of equally weighted draws and of weighted ones."""
     result = run.result
     dims = describe_dims(run.trace)
     chains = ("chain", "draw")
@@ -147,9 +145,8 @@ def groups(
         }
         by_island = _dataset(stats, ("chain",), {})
         found["sample_stats"] = found["sample_stats"].merge(by_island)
-        weighted = constrain(result.position)
-        weighted |= {"log_weight": np.asarray(result.log_weight)}
-        found["weighted_posterior"] = _dataset(weighted, chains, dims)
+        weights = {"log_weight": np.asarray(result.log_weight)}
+        found["weighted_posterior"] = _dataset(weighted | weights, chains, dims)
     if run.fixed.layout.init_params.size:
         found["estimate"] = _estimate(run)
     traced = em_fields(run)
@@ -187,23 +184,23 @@ def _constants(run: Run) -> dict[str, np.ndarray]:
 def to_inference_data(
     run: Run,
     samples: dict[str, np.ndarray],
-    constrain: Callable[[Array], dict[str, np.ndarray]],
+    weighted: dict[str, np.ndarray],
     predicted: Predicted | None = None,
 ) -> Any:
     """Return an ``InferenceData``, or a ``DataTree`` where ArviZ is 1.0 or later."""
-    with warnings.catch_warnings():
-        # ArviZ 0.23 announces its successor on import.
-        warnings.simplefilter("ignore", FutureWarning)
-        import arviz
-    found, attrs = groups(run, samples, constrain), _attrs(run)
+    found, attrs = groups(run, samples, weighted), _attrs(run)
     if predicted is not None:
         chains = ("chain", "draw")
         new, log_likelihood = predicted
         plates = describe_dims(run.trace, events=False)
         found["posterior_predictive"] = _dataset(new, chains, describe_dims(run.trace))
         found["log_likelihood"] = _dataset(log_likelihood, chains, plates)
-    if arviz.__version__.startswith("0."):
-        return arviz.InferenceData(attrs=attrs, warn_on_custom_groups=False, **found)
-    tree = xr.DataTree.from_dict({f"/{name}": data for name, data in found.items()})
-    tree.attrs = attrs
-    return tree
+    if not version_of("arviz").startswith("0."):  # to import it takes more than a second
+        tree = xr.DataTree.from_dict({f"/{name}": data for name, data in found.items()})
+        tree.attrs = attrs
+        return tree
+    with warnings.catch_warnings():
+        # ArviZ 0.23 announces its successor on import.
+        warnings.simplefilter("ignore", FutureWarning)
+        import arviz
+    return arviz.InferenceData(attrs=attrs, warn_on_custom_groups=False, **found)

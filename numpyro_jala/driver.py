@@ -13,7 +13,7 @@ import numpy as np
 from jax import random
 from tqdm.auto import tqdm
 
-from numpyro_jala import em, evidence, information, stages
+from numpyro_jala import compilation, em, evidence, information, stages
 from numpyro_jala._typing import Array
 from numpyro_jala.checkpoint import Checkpoint
 from numpyro_jala.information import Information, Moments
@@ -43,6 +43,27 @@ class _Pace:
         self._last_look = now
 
 
+def begin(run: Run, program: Any, args: tuple[Any, ...]) -> State:
+    """Make the first state by a program, while those that follow are compiled."""
+    if run.fixed.settings.mesh is None and compilation.pays_ahead():
+        _compile_ahead(run, program, args)
+    state: State = run.programs.ready(program)(*args)
+    return state
+
+
+def _compile_ahead(run: Run, program: Any, args: tuple[Any, ...]) -> None:
+    """Begin to compile what the run will call, in that order."""
+    begin, at = run.programs.begin, (run.fixed, run.placed)
+    state, number = begin(program, *args), np.asarray(0)
+    params = state.target.params
+    begin(stages.walk, *at, state, number, number, params, number)
+    if _informs(params):
+        begin(stages.louis, *at, params, state.cloud, np.asarray(True))
+    if run.fixed.settings.num_islands > 1:
+        clouds = [state.cloud] * CLOUDS
+        begin(stages.estimate, run.fixed, state.rng_key, run.placed, params, clouds)
+
+
 def _walk(
     run: Run,
     state: State,
@@ -53,7 +74,7 @@ def _walk(
 ) -> State:
     """Take a chunk of steps and keep what happened."""
     goal = state.target.params if goal is None else goal
-    new, infos, count = stages.walk(
+    new, infos, count = run.programs.ready(stages.walk)(
         run.fixed,
         run.placed,
         state,
@@ -183,7 +204,8 @@ def finish(run: Run, state: State) -> None:
     for _ in range(CLOUDS):
         state = _walk(run, state, REST, APART, params)
         clouds.append(state.cloud)
-    found = stages.estimate(run.fixed, bridge_key, run.placed, params, clouds)
+    estimate = run.programs.ready(stages.estimate)
+    found = estimate(run.fixed, bridge_key, run.placed, params, clouds)
     bridge = evidence.at_level(*found)
     run.num_evaluations += len(clouds) * state.cloud.log_weight.size
     known = _inform(run, params, clouds)
@@ -203,14 +225,20 @@ def _polish(run: Run, state: State, params: Array) -> tuple[Array, State]:
     return better, _walk(run, state, REST, SETTLE, better, SETTLE)
 
 
+def _informs(params: Any) -> bool:
+    """Tell whether there are params, and few enough to ask what the data say of them."""
+    return 0 < params.size <= em.FEW_PARAMS
+
+
 def _inform(run: Run, params: Array, clouds: list[Cloud]) -> Information | None:
     """Find what the data say about the parameters, if these are few."""
-    if not 0 < params.size <= em.FEW_PARAMS:
+    if not _informs(params):
         return None
 
     def average(cloud: Cloud, follows: bool) -> Moments:
         run.num_evaluations += cloud.log_weight.size * (1 + 2 * params.size)
-        found = stages.louis(run.fixed, run.placed, params, cloud, np.asarray(follows))
+        louis = run.programs.ready(stages.louis)
+        found = louis(run.fixed, run.placed, params, cloud, np.asarray(follows))
         return jax.device_get(found)
 
     if run.fixed.settings.num_islands == 1:  # nothing tells noise from curvature

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 
 from numpyro_jala._typing import Array, Tree
 
@@ -241,14 +242,16 @@ def trusted_step(
     def lengths(multipliers: Array) -> Array:
         return jnp.linalg.norm(slope / (curvature + multipliers[:, None]), axis=-1)
 
+    def narrow(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        tried = jnp.linspace(*bounds, _TRIES)
+        first = jnp.sum(lengths(jnp.exp(tried)) > TRUST**0.5)
+        last = jnp.minimum(first, _TRIES - 1)
+        return tried[jnp.maximum(first - 1, 0)], tried[last]
+
     # The smallest multiplier that keeps to the region, by its logarithm. Many at a time,
     # since an accelerator waits at each turn of a loop.
     high = jnp.log(jnp.linalg.norm(slope) / TRUST**0.5 + 1e-30)
-    low = high - 30.0
-    for _ in range(_SEARCHES):
-        tried = jnp.linspace(low, high, _TRIES)
-        first = jnp.sum(lengths(jnp.exp(tried)) > TRUST**0.5)
-        low, high = tried[jnp.maximum(first - 1, 0)], tried[jnp.minimum(first, _TRIES - 1)]
+    _, high = lax.fori_loop(0, _SEARCHES, narrow, (high - 30.0, high))
     free = lengths(jnp.zeros(1, slope.dtype))[0] <= TRUST**0.5
     step = -axes @ (slope / (curvature + jnp.where(free, 0.0, jnp.exp(high))))
     return jnp.where(jnp.isfinite(step).all(), step, 0.0)

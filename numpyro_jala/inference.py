@@ -180,8 +180,8 @@ class JALAEM(Fitter):
                 "run, or reference='prior'."
             )
         start = Start(init_params, init_particles, init_log_evidence, None)
-        state = self._begin(start_key, fixed, data, trace, start)
-        return stages.anneal(fixed, data, state)
+        program, call = self._opening(start_key, fixed, data, trace, start)
+        return stages.anneal(fixed, data, program(*call))
 
     def update(self, state: State, *args: Any, **kwargs: Any) -> tuple[State, Info]:
         """Take one EM step: move the parameters, then the particles."""
@@ -299,7 +299,8 @@ class JALAEM(Fitter):
         """Take the state that was given, or draw particles."""
         if start.state is not None:
             return start.state
-        state = self._begin(rng_key, run.fixed, run.data, run.trace, start)
+        opening = self._opening(rng_key, run.fixed, run.data, run.trace, start)
+        state = driver.begin(run, *opening)
         self._check_alive_start(state, run.trace)
         if start.particles is None and run.data.gaussian is None:
             layout = run.fixed.layout
@@ -328,21 +329,22 @@ class JALAEM(Fitter):
             mesh=self.mesh,
         )
 
-    def _begin(
+    def _opening(
         self, rng_key: PRNGKey, fixed: Fixed, data: Data, trace: Trace, start: Start
-    ) -> State:
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """Return the program that makes the first state, and its arguments."""
         params = self._first_params(fixed.layout, trace, start.params)
         mesh = self.mesh
         rng_key, data, params = sharding.place(mesh, (rng_key, data, params))
         if start.particles is None:
             options.check_can_anneal(self.num_islands, self.preconditioner)
-            return stages.start(fixed, rng_key, data, params)
+            return stages.start, (fixed, rng_key, data, params)
         options.check_particles(start.particles, fixed.layout.latents, self.num_particles)
         given = {name: jnp.asarray(value) for name, value in start.particles.items()}
         known = 0.0 if start.log_evidence is None else start.log_evidence
         first = jnp.asarray(known, params.dtype)
         given, first = sharding.place(mesh, (given, first))
-        return stages.start_given(fixed, rng_key, data, params, given, first)
+        return stages.start_given, (fixed, rng_key, data, params, given, first)
 
     def _check_alive_start(self, state: State, trace: Trace) -> None:
         if not bool(jnp.isfinite(state.cloud.log_weight).any()):

@@ -97,7 +97,7 @@ def start(
     columns = 1 + num_params * settings.newton
     blank = State(
         rng_key=rng_key,
-        num_moves=jnp.asarray(0 if ascends else 1),
+        num_moves=jnp.asarray(0 if ascends else 1, int),
         num_steps=jnp.zeros((), int),
         target=target,
         plan=Plan(
@@ -239,11 +239,7 @@ def step(
         optim_state=state.optim_state,
         mean_params=jnp.where(ascending, mean, target.params),
     )
-    planned, optim_state = lax.cond(
-        _will_move(settings, moved, stage, wait - 1),
-        lambda: plan(problem, settings, moved, score_fn, stage),
-        lambda: (moved.plan, moved.optim_state),
-    )
+    planned, optim_state = _plan(problem, settings, moved, score_fn, stage, wait)
     cloud, resampled = _resample(settings, resample_key, cloud, standing)
     new = moved._replace(plan=planned, cloud=cloud, optim_state=optim_state)
     report = Info(
@@ -260,18 +256,39 @@ def step(
     return _spread_state(new), share(report)
 
 
+def _plan(
+    problem: Problem,
+    settings: Settings,
+    moved: State,
+    score_fn: smc.ScoreFn,
+    stage: Array,
+    wait: Array,
+) -> tuple[Plan, Any]:
+    """Plan the next target if there will be one."""
+
+    def afresh() -> tuple[Plan, Any]:
+        return plan(problem, settings, moved, score_fn, stage)
+
+    if not (settings.adapts or settings.newton or settings.trusted):
+        return afresh()  # an accelerator takes longer to ask whether it is needed
+    needed = _will_move(settings, moved, stage, wait - 1)
+    return lax.cond(needed, afresh, lambda: (moved.plan, moved.optim_state))
+
+
 def _resample(
     settings: Settings, rng_key: PRNGKey, cloud: Cloud, standing: Array
 ) -> tuple[Cloud, Array]:
     """Resample where it is due: not at a target that stands, which leaves the weights."""
     scheme = SCHEMES[settings.resampling]
     due = smc.is_due(cloud, settings.ess_threshold) & ~standing
-    # Most steps resample nothing, and are spared a copy of all particles.
-    return lax.cond(
-        due.any(),
-        lambda: smc.resample(rng_key, cloud, scheme, due),
-        lambda: cloud,
-    ), due
+
+    def once(carry: tuple[Array, Cloud]) -> tuple[Array, Cloud]:
+        return jnp.asarray(False), smc.resample(rng_key, carry[1], scheme, due)
+
+    # Most steps resample nothing. A loop without a turn leaves the particles where they
+    # are in memory, while a branch would copy them all.
+    _, cloud = lax.while_loop(lambda carry: carry[0], once, (due.any(), cloud))
+    return cloud, due
 
 
 def _spread_state(state: State) -> State:

@@ -11,6 +11,7 @@ import numpy as np
 
 from numpyro_jala import evidence, information
 from numpyro_jala._typing import Array, PRNGKey
+from numpyro_jala.compilation import Programs
 from numpyro_jala.information import Information, Uncertainty
 from numpyro_jala.sharding import fetch, place
 from numpyro_jala.sites import Trace
@@ -54,6 +55,7 @@ class Run:
         self.weighs = weighs
         num_particles = fixed.settings.num_islands * fixed.settings.num_particles
         self.num_evaluations = num_evaluations + num_particles
+        self.programs = Programs()
         self.num_new = 0
         self.last_state: Any = None
         self.finished: Result | None = None

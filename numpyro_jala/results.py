@@ -13,7 +13,7 @@ from jax import random
 from numpyro.handlers import substitute
 
 from numpyro_jala import convert, diagnosis, em, estimates, options, stages, summary
-from numpyro_jala._typing import Array, PRNGKey, Tree
+from numpyro_jala._typing import PRNGKey, Tree
 from numpyro_jala.estimates import Estimate
 from numpyro_jala.record import Run
 
@@ -116,28 +116,32 @@ class Results:
 
     def get_weighted_samples(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Return latents and deterministic sites, and log-weights that sum to one."""
-        samples = self._constrained(self._found.result.position)
         log_weight = np.asarray(self._found.result.log_weight).reshape(-1)
-        return _join_islands(samples), log_weight
+        return _join_islands(self._constrained()), log_weight
 
     def get_samples(self, group_by_chain: bool = False) -> dict[str, np.ndarray]:
         """Return equally weighted latents and deterministic sites.
 
         A chain is an island. Ancestors are sorted, so duplicates are neighbours.
         """
-        samples = self._constrained(self._equal_position())
+        samples = self._equalised(self._constrained())
         return samples if group_by_chain else _join_islands(samples)
 
-    def _equal_position(self) -> Array:
+    def _equalised(self, weighted: Tree) -> Tree:
+        """Draw from arrays over islands and particles as the weights say."""
         found = self._found.result
         rng_key = random.fold_in(found.rng_key, 2)
-        return stages.equalise(rng_key, found.log_weight, found.position)
+        ancestors = np.asarray(stages.draw_ancestors(rng_key, found.log_weight))
+        island = np.arange(len(ancestors))[:, None]
+        return jax.tree.map(lambda values: values[island, ancestors], weighted)
 
-    def _constrained(self, position: Array) -> dict[str, np.ndarray]:
+    def _constrained(self) -> dict[str, np.ndarray]:
+        """Return the weighted values of the model's sites, by island."""
         found = self._found
-        rng_key = random.fold_in(found.result.rng_key, 3)
+        result = found.result
+        rng_key = random.fold_in(result.rng_key, 3)
         values = stages.constrain(
-            found.fixed, rng_key, found.data, found.result.params, position
+            found.fixed, rng_key, found.data, result.params, result.position
         )
         return {name: np.asarray(value) for name, value in jax.device_get(values).items()}
 
@@ -160,9 +164,9 @@ class Results:
 
     def to_inference_data(self) -> Any:
         """Return the result as ArviZ holds it."""
-        return convert.to_inference_data(
-            self._found, self.get_samples(group_by_chain=True), self._constrained
-        )
+        weighted = self._constrained()
+        samples = self._equalised(weighted)
+        return convert.to_inference_data(self._found, samples, weighted)
 
     def predict(self, rng_key: PRNGKey) -> Any:
         """Return the result with new data and the log-likelihood of the observed.
@@ -172,12 +176,12 @@ class Results:
         """
         found = self._found
         options.check_can_predict(found.fixed.layout)
+        weighted, position = self._constrained(), self._equalised(found.result.position)
         predicted = stages.predict(
-            found.fixed, rng_key, found.data, found.result.params, self._equal_position()
+            found.fixed, rng_key, found.data, found.result.params, position
         )
-        samples = self.get_samples(group_by_chain=True)
         return convert.to_inference_data(
-            found, samples, self._constrained, jax.device_get(predicted)
+            found, self._equalised(weighted), weighted, jax.device_get(predicted)
         )
 
     def _repr_html_(self) -> str:

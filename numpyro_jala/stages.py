@@ -283,8 +283,7 @@ def log_evidence(state: State) -> Array:
 
 
 @jax.jit
-def equalise(rng_key: PRNGKey, log_weight: Array, position: Array) -> Array:
-    """Draw particles with equal weights, within each island."""
+def draw_ancestors(rng_key: PRNGKey, log_weight: Array) -> Array:
+    """Draw which particles stand for all with equal weights, within each island."""
     keys = random.split(rng_key, len(log_weight))
-    ancestors = jax.vmap(systematic)(keys, log_weight)
-    return jax.vmap(lambda rows, index: rows[index])(position, ancestors)
+    return jax.vmap(systematic)(keys, log_weight)

@@ -1,7 +1,11 @@
 """Programs are kept, but not those of every model there ever was."""
 
 import gc
+import warnings
 import weakref
+from collections import Counter
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +15,7 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 
-from numpyro_jala import JALAEM, PGD, compilation, reference, stages
+from numpyro_jala import JALAEM, PGD, compilation, record, reference, stages
 
 
 def means(y):
@@ -123,3 +127,65 @@ def test_the_laplace_reference_is_compiled_once():
     again = reference.make("laplace", random.key(0), fixed.layout, jnp.ones(1), arrays)
     assert reference._find_mode._cache_size() == size
     np.testing.assert_allclose(again.gaussian.mean - at.gaussian.mean, 0.5, rtol=1e-4)
+
+
+@pytest.fixture
+def compilations():
+    """Count what is compiled."""
+    seconds = []
+
+    def listen(event, duration, **_):
+        if event.endswith("backend_compile_duration"):
+            seconds.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seconds
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_what_is_compiled_ahead_is_what_the_run_calls(monkeypatch, compilations, given):
+    called = Counter()
+
+    class Watched(compilation.Programs):
+        def ready(self, program):
+            ready = super().ready(program)
+
+            def call(*args):
+                before = len(compilations)
+                found = ready(*args)
+                called[program.__name__] += len(compilations) - before
+                return found
+
+            return call
+
+    monkeypatch.setattr(record, "Programs", Watched)
+    monkeypatch.setattr(compilation, "pays_ahead", lambda: True)
+    y = np.array([0.3, -1.0, 2.0], np.float32)
+    jala = JALAEM(means, num_particles=32, num_islands=4)
+    first = {"z": np.random.default_rng(0).normal(size=(32, 3)) + y} if given else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # particles are few
+        jala.run(random.key(0), 2, y, init_particles=first, progress_bar=False)
+    start = "start_given" if given else "start"
+    assert called == {start: 0, "walk": 0, "louis": 0, "estimate": 0}
+    assert not jala._run.programs._begun
+
+
+def test_one_core_or_an_accelerator_compiles_in_turn(monkeypatch):
+    def pays(platform, cores):
+        monkeypatch.setattr(jax, "default_backend", lambda: platform)
+        monkeypatch.setattr(compilation, "num_cores", lambda: cores)
+        return compilation.pays_ahead()
+
+    assert [pays("cpu", 2), pays("cpu", 8), pays("gpu", 8)] == [False, True, False]
+
+
+def test_what_fails_to_compile_fails_where_it_is_called():
+    programs = compilation.Programs()
+    failing = SimpleNamespace(compile=lambda: 1 / 0, out_info="shapes")
+    program = Mock(lower=lambda size: failing)
+    assert programs.begin(program, 3) == "shapes"
+    with pytest.raises(ZeroDivisionError):
+        programs.ready(program)
+    assert programs.ready(program) is program

@@ -57,6 +57,24 @@ def test_groups_and_dims(fitted):
     assert idata.attrs["log_evidence"] == jala.log_evidence
 
 
+def test_draws_of_equal_weight_are_particles_of_their_island(fitted):
+    jala, idata = fitted
+    draws, particles = (idata[g] for g in ("posterior", "weighted_posterior"))
+    for name in ("x", "total"):
+        pairs = zip(draws[name].values, particles[name].values, strict=True)
+        for some, all_ in pairs:
+            assert {row.tobytes() for row in some} <= {row.tobytes() for row in all_}
+    weight = np.exp(particles["log_weight"].values)
+    weight = weight / weight.sum(1, keepdims=True)
+    again = jala.get_samples(group_by_chain=True)
+    np.testing.assert_array_equal(again["x"], draws["x"].values)
+    # Systematic draws differ from the weights by less than one in 32 for each particle.
+    counts = (
+        (draws["x"].values[:, :, None] == particles["x"].values[:, None]).all(-1).sum(1)
+    )
+    assert np.all(np.abs(counts - 32 * weight) < 1 + 1e-4)
+
+
 def test_it_survives_netcdf(fitted, tmp_path):
     jala, idata = fitted
     path = tmp_path / "result.nc"
