@@ -281,13 +281,10 @@ def _resample(
     """Resample where it is due: not at a target that stands, which leaves the weights."""
     scheme = SCHEMES[settings.resampling]
     due = smc.is_due(cloud, settings.ess_threshold) & ~standing
-
-    def once(carry: tuple[Array, Cloud]) -> tuple[Array, Cloud]:
-        return jnp.asarray(False), smc.resample(rng_key, carry[1], scheme, due)
-
-    # Most steps resample nothing. A loop without a turn leaves the particles where they
-    # are in memory, while a branch would copy them all.
-    _, cloud = lax.while_loop(lambda carry: carry[0], once, (due.any(), cloud))
+    # Most steps resample nothing.
+    cloud = smc.change_if(
+        due.any(), lambda all_: smc.resample(rng_key, all_, scheme, due), cloud
+    )
     return cloud, due
 
 

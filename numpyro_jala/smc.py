@@ -6,10 +6,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax import random
+from jax import lax, random
 
 from numpyro_jala import blocks, langevin
-from numpyro_jala._typing import Array, Potential, PRNGKey, Resampler
+from numpyro_jala._typing import Array, Potential, PRNGKey, Resampler, Tree
 from numpyro_jala.langevin import Kernel
 from numpyro_jala.precision import roughly
 from numpyro_jala.weights import effective_fraction, log_mean_exp
@@ -148,6 +148,18 @@ def _choose(mask: Array, yes: Array, no: Array | float) -> Array:
     return jnp.where(mask.reshape(mask.shape + (1,) * (yes.ndim - mask.ndim)), yes, no)
 
 
+def change_if(needed: Array, change_fn: Callable[[Tree], Tree], tree: Tree) -> Tree:
+    """Change arrays if that is needed, else leave them where they are in memory.
+
+    A loop of one turn at most: a branch would copy the arrays in either case.
+    """
+
+    def once(carry: tuple[Array, Tree]) -> tuple[Array, Tree]:
+        return jnp.asarray(False), change_fn(carry[1])
+
+    return lax.while_loop(lambda carry: carry[0], once, (needed, tree))[1]
+
+
 def start(
     position: Array, momentum: Array, found: Derivatives, log_evidence: Array
 ) -> Cloud:
@@ -236,12 +248,25 @@ def step(
     passed = jnp.where(standing, jnp.log(uniform) < increment, alive)
     weighed = jnp.where(alive, cloud.log_weight + increment, -jnp.inf)
     log_weight = jnp.where(standing, cloud.log_weight, weighed)
+
+    def put_back(places: tuple[Array, Array]) -> tuple[Array, Array]:
+        position, gradient = places
+        return (
+            _choose(passed, position, cloud.position),
+            _choose(passed, gradient, cloud.gradient),
+        )
+
+    places = moved.position, found.gradient
+    if columns:
+        position, gradient = put_back(places)
+    else:  # what draws its noise anew hardly ever tests, and all pass unless one dies
+        position, gradient = change_if(~passed.all(), put_back, places)
     new = Cloud(
-        position=_choose(passed, moved.position, cloud.position),
+        position=position,
         momentum=_choose(passed, momentum, -moved.momentum)[..., :columns],
         log_weight=log_weight,
         potential=_choose(passed, found.potential, cloud.potential),
-        gradient=_choose(passed, found.gradient, cloud.gradient),
+        gradient=gradient,
         slope=_choose(passed, found.slope, cloud.slope),
         scores=_choose(passed, found.scores, cloud.scores),
         log_evidence=cloud.log_evidence,

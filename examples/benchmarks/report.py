@@ -42,16 +42,20 @@ PARTS = {
     ],
     "gpu": [
         ["speed.py", "wide network", "network", "--repeats", "3"],
+        ["speed.py", "wide network", "--steps", "2000", "--repeats", "3"],
         ["speed.py", "evaluation", "--particles", "1000000", "--repeats", "3"],
         ["scaling.py", "particles", "latents", "--largest", "6"],
     ],
     "cold": [["cold.py"]],
+    "cold_eight_cores": [["cold.py"]],
     "scaling": [["scaling.py"]],
     "estimation": [["estimation.py", "--seeds", "6"]],
     "evidence": [
         ["evidence.py", "--seeds", "6", "--problems", name] for name in EVIDENCE_PROBLEMS
     ],
 }
+#: What is for other machines, and runs only if it is named.
+ELSEWHERE = ("gpu", "cold_eight_cores")
 #: Root mean square error of the evidence that is asked for, in nats.
 WANTED = defaultdict(lambda: 0.05, glmm=0.1)
 NOTHING = "—"
@@ -119,10 +123,10 @@ def speed_tables(part: str) -> str:
     return f"{table(run_heads, runs)}\n{table([*step_heads, 'beside evaluating'], steps)}"
 
 
-def cold_table() -> str:
+def cold_table(part: str) -> str:
     """Show where the time to a first result goes."""
     rows = []
-    for (method,), records in group(read("cold"), "method").items():
+    for (method,), records in group(read(part), "method").items():
         median = {
             key: float(np.median([record[key] for record in records]))
             for key in records[0]
@@ -228,7 +232,8 @@ def quickest_estimate(records: list[Record]) -> list[str]:
 TABLES = {
     "speed": partial(speed_tables, "speed"),
     "gpu": partial(speed_tables, "gpu"),
-    "cold": cold_table,
+    "cold": partial(cold_table, "cold"),
+    "cold_eight_cores": partial(cold_table, "cold_eight_cores"),
     "scaling": partial(scaling_tables, "scaling"),
     "gpu_scaling": partial(scaling_tables, "gpu"),
     "evidence": evidence_table,
@@ -238,7 +243,9 @@ TABLES = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=[p for p in PARTS if p != "gpu"])
+    parser.add_argument(
+        "parts", nargs="*", default=[p for p in PARTS if p not in ELSEWHERE]
+    )
     parser.add_argument("--tables", action="store_true", help="run nothing")
     options = parser.parse_args()
     unknown = set(options.parts) - set(PARTS)
