@@ -113,11 +113,13 @@ def test_a_gradient_that_is_not_finite_is_harmless():
     assert np.isfinite(langevin.pull(kernel, gradient)).all()
 
 
-def test_a_test_refuses_moves_and_leaves_weights_and_derivatives_consistent():
+@pytest.mark.parametrize("columns", [2, 0])
+def test_a_test_refuses_moves_and_leaves_weights_and_derivatives_consistent(columns):
     target = Target(jnp.array([0.3, -0.2]), jnp.ones(1))
     evaluate = lambda x: smc.evaluate(potential, target, x, True)  # noqa: E731
     position = random.normal(random.key(0), (1, 200, 2))
-    cloud = smc.start(position, 0 * position, evaluate(position)[0], jnp.zeros(()))
+    momentum = 0 * position[..., :columns]
+    cloud = smc.start(position, momentum, evaluate(position)[0], jnp.zeros(()))
     cloud = cloud._replace(log_weight=random.normal(random.key(1), (1, 200)))
     kernel = Kernel(jnp.array([1.5]), jnp.ones(1), jnp.zeros((1, 2)), jnp.zeros(1))
     new, _, info = smc.step(random.key(2), cloud, kernel, evaluate, True)
@@ -166,14 +168,15 @@ def test_resampling_settles_the_mean_weight_and_keeps_the_evidence():
     assert (new.potential[0] == 3).sum() >= 3
 
 
-def test_a_particle_that_leaves_the_support_dies_and_the_rest_live():
+@pytest.mark.parametrize("columns", [1, 0])
+def test_a_particle_that_leaves_the_support_dies_and_the_rest_live(columns):
     def cliff(params, temperature, x):
         return jnp.where(x[0] > 0, -jnp.log(x[0]) + x[0], jnp.nan)
 
     target = Target(jnp.zeros(0), jnp.ones(1))
     position = jnp.array([[[0.01], [2.0], [3.0]]])
     found, _ = smc.evaluate(cliff, target, position, True)
-    cloud = smc.start(position, 0 * position, found, jnp.zeros(()))
+    cloud = smc.start(position, 0 * position[..., :columns], found, jnp.zeros(()))
     shift = jnp.array([[-0.5]])
     kernel = Kernel(jnp.array([1e-6]), jnp.ones(1), shift, jnp.zeros(1))
     evaluate = lambda x: smc.evaluate(cliff, target, x, True)  # noqa: E731
@@ -181,7 +184,8 @@ def test_a_particle_that_leaves_the_support_dies_and_the_rest_live():
     assert info.died == 0 and kept.position[0, 0] == position[0, 0]
     new, _, info = smc.step(random.key(0), cloud, kernel, evaluate, False)
     assert np.isneginf(new.log_weight[0, 0]) and np.isfinite(new.log_weight[0, 1:]).all()
-    assert info.died == 1 and np.isfinite(new.position).all()
+    assert info.died == 1 and new.position[0, 0] == position[0, 0]
+    assert np.isfinite(new.gradient).all() and (new.position != position)[0, 1:].all()
 
 
 def test_pull_back_of_weights_is_the_weighted_sum_of_scores():
