@@ -10,6 +10,7 @@ if version("jaxlib").startswith("0.10."):  # later ones do not know it
     FLAGS += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", FLAGS)
 
+import jax  # noqa: E402
 import pytest  # noqa: E402
 from jax import random  # noqa: E402
 
@@ -34,3 +35,17 @@ def means(compiled_means):
     """The six group means, fitted."""
     compiled_means.run(random.key(0), 60, SCHOOLS, progress_bar=False)
     return compiled_means
+
+
+@pytest.fixture
+def compilations():
+    """The seconds of each compilation while a test runs, in whichever thread."""
+    seconds = []
+
+    def listen(event, duration, **_):
+        if event.endswith("backend_compile_duration"):
+            seconds.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seconds
+    jax.monitoring.unregister_event_duration_listener(listen)
