@@ -1,9 +1,9 @@
 """Maximum marginal likelihood and evidence for NumPyro models."""
 
-from numpyro_jala.comparison import compare, likelihood_ratio_test, print_comparison
-from numpyro_jala.em import divide_scores
-from numpyro_jala.inference import JALAEM
-from numpyro_jala.rivals import IPLA, PGD, SFLA, SOUL
+from numpyro_jala.baselines.algorithms import IPLA, PGD, SFLA, SOUL
+from numpyro_jala.engine.em import divide_scores
+from numpyro_jala.jalaem import JALAEM
+from numpyro_jala.results.comparison import compare, likelihood_ratio_test, print_comparison
 
 __all__ = [
     "IPLA",

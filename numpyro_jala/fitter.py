@@ -10,15 +10,17 @@ import jax
 import numpy as np
 from jax import random
 
-from numpyro_jala import checks, compilation, options
 from numpyro_jala._typing import Array, PRNGKey, Tree
-from numpyro_jala.call import Frozen, split_call
-from numpyro_jala.inspection import lay_out
-from numpyro_jala.model import Layout
-from numpyro_jala.results import Results
-from numpyro_jala.sites import Trace, is_data, run_once
-from numpyro_jala.stages import Data, Fixed, problem_of
-from numpyro_jala.state import Problem, Settings
+from numpyro_jala.backend import compilation
+from numpyro_jala.engine.state import Problem, Settings
+from numpyro_jala.inference import options
+from numpyro_jala.inference.programs import Data, Fixed, problem_of
+from numpyro_jala.model import validation
+from numpyro_jala.model.arguments import Frozen, split_call
+from numpyro_jala.model.density import Layout
+from numpyro_jala.model.inspection import lay_out
+from numpyro_jala.model.sites import Trace, is_data, run_once
+from numpyro_jala.results.fitted import Results
 
 
 class Fitter(Results, ABC):
@@ -49,8 +51,8 @@ class Fitter(Results, ABC):
         try:
             trace = run_once(self.model, rng_key, args, kwargs)
         except Exception as error:
-            raise ValueError(checks.describe_failure(error)) from error
-        checks.check_sites(trace)
+            raise ValueError(validation.describe_failure(error)) from error
+        validation.check_sites(trace)
         call, arrays = split_call(args, kwargs, keep_arrays=False)
         shapes = tuple((a.shape, str(a.dtype)) for a in arrays)
         around = [] if arrays else self._data_around(args, kwargs)

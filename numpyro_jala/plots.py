@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from numpyro_jala.estimates import label_entries
+from numpyro_jala.results.estimates import label_entries
 
 _BAND = 2.0  # standard errors on either side
 _MOST_PARAMS = 24

@@ -14,7 +14,8 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 from jax import random  # noqa: E402
 
-from numpyro_jala import JALAEM, compilation  # noqa: E402
+from numpyro_jala import JALAEM  # noqa: E402
+from numpyro_jala.backend import compilation  # noqa: E402
 from tests.tools import SCHOOLS, normal_means  # noqa: E402
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jax import random
 
-from numpyro_jala.inspection import lay_out
-from numpyro_jala.sites import run_once
+from numpyro_jala.model.inspection import lay_out
+from numpyro_jala.model.sites import run_once
 from tests.tools import assert_mean
 
 FOLDER = Path(__file__).parents[1] / "examples" / "benchmarks"

@@ -7,11 +7,15 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "numpyro_jala"
-SHOWN = sorted(path.stem for path in PACKAGE.glob("*.py") if ">>> " in path.read_text())
+SHOWN = sorted(
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+    for path in PACKAGE.rglob("*.py")
+    if ">>> " in path.read_text()
+)
 
 
 def test_what_users_call_has_examples():
-    assert {"comparison", "em", "inference", "rivals"} <= set(SHOWN)
+    assert {"results.comparison", "engine.em", "jalaem", "baselines.algorithms"} <= set(SHOWN)
 
 
 @pytest.mark.parametrize("name", SHOWN)

@@ -18,9 +18,11 @@ from scipy.optimize import minimize
 from scipy.special import expit
 from scipy.stats import multivariate_normal, norm
 
-from numpyro_jala import JALAEM, diagnosis, evidence
-from numpyro_jala.geometry import others_factor
-from numpyro_jala.weights import normalise
+from numpyro_jala import JALAEM
+from numpyro_jala.engine.geometry import others_factor
+from numpyro_jala.engine.weights import normalise
+from numpyro_jala.inference import evidence
+from numpyro_jala.results import diagnostics
 from tests.tools import (
     SCHOOLS,
     normal_means,
@@ -182,7 +184,7 @@ def test_without_a_bridge_the_evidence_of_the_path_is_given(means):
     run.finished = run.result._replace(bridge=evidence.unknown(8))
     assert means.log_evidence == means.diagnostics()["recursive_log_evidence"]
     assert np.isnan(means.log_evidence_se)
-    assert any("could not be estimated afresh" in said for said in diagnosis.doubts(run))
+    assert any("could not be estimated afresh" in said for said in diagnostics.doubts(run))
 
 
 def test_the_error_of_the_evidence_along_the_path_is_calibrated():
@@ -195,7 +197,7 @@ def test_the_error_of_the_evidence_along_the_path_is_calibrated():
         run.finished = run.result._replace(bridge=evidence.unknown(8))
         scores.append((jala.log_evidence - exact) / jala.log_evidence_se)
         island = np.asarray(run.result.recursive)
-        np.testing.assert_array_equal(diagnosis.island_evidence(run), island)
+        np.testing.assert_array_equal(diagnostics.island_evidence(run), island)
     assert 0.75 < np.std(scores, ddof=1) < 1.35
     assert abs(np.mean(scores)) < 4 / np.sqrt(40)
 

@@ -11,29 +11,32 @@ import pytest
 import numpyro_jala
 
 ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "numpyro_jala"
 SOURCES = {
-    path.stem: ast.parse(path.read_text())
-    for path in sorted((ROOT / "numpyro_jala").glob("*.py"))
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts): ast.parse(path.read_text())
+    for path in sorted(PACKAGE.rglob("*.py"))
 }
 
-#: From the ground up: a file imports its own floor and those below.
-FLOORS = {
-    "ground": "_typing versions compilation blocks weights precision sharding langevin "
-    "resampling",
-    "engine": "adaptation geometry transport tempering em smc state planning path",
-    "model": "call sites supports model enumeration inspection checks options",
-    "answers": "reference evidence flow information estimates",
-    "loops": "unweighted stages record checkpoint diagnosis driver",
-    "faces": "summary convert comparison plots results fitter inference rivals __init__",
-}
+#: From the ground up: a room imports itself and those below. On top stand single files.
+ROOMS = (
+    ("_typing",),
+    ("backend",),
+    ("engine", "model"),
+    ("inference",),
+    ("results",),
+    ("fitter", "plots"),
+    ("jalaem", "baselines"),
+    ("__init__",),
+)
 #: Who may know each neighbour.
 NEIGHBOURS = {
-    "arviz": "convert",
+    "arviz": "results.inference_data",
     "matplotlib": "plots",
-    "numpyro": "checks diagnosis enumeration inspection model reference results sites supports",
-    "optax": "em reference rivals",
-    "scipy": "comparison",
-    "tqdm": "driver",
+    "numpyro": "inference.reference model.density model.enumeration model.inspection "
+    "model.sites model.supports model.validation results.diagnostics results.fitted",
+    "optax": "baselines.algorithms engine.em inference.reference",
+    "scipy": "results.comparison",
+    "tqdm": "inference.loop",
 }
 
 
@@ -43,33 +46,59 @@ def modules_imported(tree):
         if isinstance(node, ast.Import):
             yield from (each.name for each in node.names)
         elif isinstance(node, ast.ImportFrom):
-            whole = [f"{node.module}.{each.name}" for each in node.names]
-            yield from whole if node.module == "numpyro_jala" else [node.module]
+            yield from (f"{node.module}.{each.name}" for each in node.names)
 
 
 def files_imported(tree):
     """Return the package's own files among them."""
     parts = (name.split(".") for name in modules_imported(tree))
-    return {part[1] for part in parts if part[0] == "numpyro_jala" and len(part) > 1}
+    own = {".".join(part[1:]) for part in parts if part[0] == "numpyro_jala"}
+    return {name if name in SOURCES else name.rpartition(".")[0] for name in own} - {""}
+
+
+def room_of(name):
+    """Return the folder of a file, or the file itself where it stands in none."""
+    return name.split(".")[0]
+
+
+def arrows_up(imports):
+    """Return the imports of a room that is not below, from files to what they import."""
+    level = {room: i for i, rooms in enumerate(ROOMS) for room in rooms}
+    return [
+        (name, other)
+        for name, others in imports.items()
+        for other in others
+        if room_of(other) != room_of(name) and level[room_of(other)] >= level[room_of(name)]
+    ]
+
+
+IMPORTS = {name: files_imported(tree) for name, tree in SOURCES.items()}
 
 
 def test_imports_never_go_round():
-    graph = {name: files_imported(tree) for name, tree in SOURCES.items()}
-    assert len(list(TopologicalSorter(graph).static_order())) >= len(SOURCES)
+    assert len(list(TopologicalSorter(IMPORTS).static_order())) >= len(SOURCES)
 
 
-def test_imports_point_down():
-    floor = {
-        name: level for level, names in enumerate(FLOORS.values()) for name in names.split()
+def test_imports_point_down_between_rooms():
+    assert {room_of(name) for name in SOURCES} == {
+        room for level in ROOMS for room in level
     }
-    assert set(floor) == set(SOURCES)
-    up = [
-        (name, other)
-        for name, tree in SOURCES.items()
-        for other in files_imported(tree)
-        if floor[other] > floor[name]
-    ]
-    assert up == []
+    assert arrows_up(IMPORTS) == []
+
+
+@pytest.mark.parametrize(
+    "planted", [("engine.smc", "model.density"), ("backend.blocks", "inference.loop")]
+)
+def test_a_planted_import_upwards_is_seen(planted):
+    name, other = planted
+    assert arrows_up({**IMPORTS, name: {*IMPORTS[name], other}}) == [planted]
+
+
+def test_every_room_says_what_comes_in_and_goes_out():
+    for room in PACKAGE.iterdir():
+        if (room / "__init__.py").exists():
+            text = ast.get_docstring(SOURCES[f"{room.name}.__init__"])
+            assert " in" in text and "out" in text, room
 
 
 @pytest.mark.parametrize("neighbour", NEIGHBOURS)
@@ -96,9 +125,13 @@ def code_lines(function, lines):
     return sum(bool(line) and not line.startswith("#") for line in kept)
 
 
+def source_lines(name):
+    return PACKAGE.joinpath(*name.split(".")).with_suffix(".py").read_text().splitlines()
+
+
 def test_functions_are_short():
     lengths = [
-        code_lines(node, (ROOT / "numpyro_jala" / f"{name}.py").read_text().splitlines())
+        code_lines(node, source_lines(name))
         for name, tree in SOURCES.items()
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef)

@@ -8,8 +8,9 @@ import numpy as np
 from jax import random
 from jax.sharding import Mesh
 
-from numpyro_jala import JALAEM, stages
-from numpyro_jala.state import ASCEND
+from numpyro_jala import JALAEM
+from numpyro_jala.engine.state import ASCEND
+from numpyro_jala.inference import programs
 from tests.tools import SCHOOLS, normal_means
 
 OPTIONS = {"num_particles": 64, "num_islands": 4}
@@ -41,13 +42,13 @@ def main(rank, port, checkpoint):
     jala = fit(10, checkpoint)
     mean = jala.get_samples()["x"].mean()
     print("FOUND", float(jala.params["mu"]), jala.log_evidence, float(mean), flush=True)
-    walk = stages.walk
+    walk = programs.walk
 
     def fatal(fixed, data, state, stage, *rest):
         step = die if rank == 1 and stage == ASCEND else walk
         return step(fixed, data, state, stage, *rest)
 
-    stages.walk = fatal
+    programs.walk = fatal
     fit(20, checkpoint)
 
 

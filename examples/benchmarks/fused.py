@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from jax import lax, random
 
-from numpyro_jala.precision import HIGHEST, roughly
+from numpyro_jala.backend.precision import HIGHEST, roughly
 
 PRIOR_VARIANCE = 5.0
 

@@ -19,9 +19,10 @@ from jax.scipy.stats import multivariate_normal
 from numpyro.infer import MCMC, NUTS
 from problems import Evidence
 
-from numpyro_jala import JALAEM, reference
-from numpyro_jala.inspection import lay_out
-from numpyro_jala.sites import run_once
+from numpyro_jala import JALAEM
+from numpyro_jala.inference import reference
+from numpyro_jala.model.inspection import lay_out
+from numpyro_jala.model.sites import run_once
 
 
 class Found(NamedTuple):

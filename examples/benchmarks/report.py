@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "paper"))
 from common import table  # noqa: E402
 from page import DOCS, fill  # noqa: E402
 
-from numpyro_jala.versions import version_of  # noqa: E402
+from numpyro_jala.backend.versions import version_of  # noqa: E402
 
 FOLDER, PAGE = DOCS / "benchmarks", DOCS / "benchmarks.md"
 HERE = Path(__file__).parent

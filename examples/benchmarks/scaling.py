@@ -25,9 +25,10 @@ from jax.sharding import Mesh
 from records import emit
 from speed import in_turn
 
-from numpyro_jala import JALAEM, stages
-from numpyro_jala.inference import Start
-from numpyro_jala.state import ASCEND
+from numpyro_jala import JALAEM
+from numpyro_jala.engine.state import ASCEND
+from numpyro_jala.inference import programs
+from numpyro_jala.jalaem import Start
 
 ISLANDS = 8
 #: Among so many steps two take a second derivative, whatever the size.
@@ -52,7 +53,7 @@ def measure(
     target = state.target._replace(temperature=np.ones(ISLANDS, np.float32))
     state = state._replace(target=target, plan=state.plan._replace(target=target))
     numbers = np.asarray(ASCEND), np.asarray(NUM_STEPS), target.params, np.asarray(0)
-    walk = stages.walk.lower(run.fixed, run.placed, state, *numbers).compile()
+    walk = programs.walk.lower(run.fixed, run.placed, state, *numbers).compile()
     memory = walk.memory_analysis()
     state = walk(run.placed, state, *numbers)[0]
     seconds = in_turn(3, walk=lambda: walk(run.placed, state, *numbers))["walk"]

@@ -23,9 +23,11 @@ from fits import logistic_model
 from jax import lax, random
 from records import emit
 
-from numpyro_jala import JALAEM, path, stages
-from numpyro_jala.precision import HIGHEST, THREE_PASSES, exactly
-from numpyro_jala.state import ASCEND, REST
+from numpyro_jala import JALAEM
+from numpyro_jala.backend.precision import HIGHEST, THREE_PASSES, exactly
+from numpyro_jala.engine import sampler
+from numpyro_jala.engine.state import ASCEND, REST
+from numpyro_jala.inference import programs
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "paper"))
 import networks  # noqa: E402
@@ -114,15 +116,15 @@ def against_evaluation(num_particles: int, repeats: int) -> None:
     jala, data = JALAEM(logistic_model, num_particles=num_particles), fused.logistic_data()
     jala.run(random.key(0), 20, *data, progress_bar=False)
     assert jala._run is not None
-    run, state, chunk = jala._run, jala.last_state, stages.CHUNK
+    run, state, chunk = jala._run, jala.last_state, programs.CHUNK
     fixed, goal = run.fixed, state.target.params
 
     @jax.jit
     @exactly
     def evaluate(data: Any, position: Any) -> Any:
         def again(_: int, x: Any) -> Any:
-            here = stages.problem_of(fixed, data)
-            found, _ = path._evaluate(here, fixed.settings, state.target, x)
+            here = programs.problem_of(fixed, data)
+            found, _ = sampler._evaluate(here, fixed.settings, state.target, x)
             used = found.potential + found.slope + found.scores.sum(-1)
             return x - 1e-9 * (found.gradient + used[..., None])
 
@@ -130,7 +132,7 @@ def against_evaluation(num_particles: int, repeats: int) -> None:
 
     def walk(stage: int) -> Callable[[], Any]:
         numbers = np.asarray(stage), np.asarray(chunk), goal, np.asarray(0)
-        return lambda: stages.walk(fixed, run.data, state, *numbers)
+        return lambda: programs.walk(fixed, run.data, state, *numbers)
 
     times = in_turn(
         repeats,

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax, random
 from tqdm.auto import tqdm
 
-from numpyro_jala.versions import version_of
+from numpyro_jala.backend.versions import version_of
 
 DATA = Path(__file__).parents[1] / "data"
 _PACKAGES = ("numpyro_jala", "numpyro", "jax")

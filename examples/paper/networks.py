@@ -19,8 +19,9 @@ from matplotlib.figure import Figure
 from numpyro.handlers import reparam
 from numpyro.infer.reparam import LocScaleReparam
 
-from numpyro_jala import JALAEM, PGD, SOUL, divide_scores, smc
-from numpyro_jala.resampling import systematic
+from numpyro_jala import JALAEM, PGD, SOUL, divide_scores
+from numpyro_jala.engine import smc
+from numpyro_jala.engine.resampling import systematic
 
 STEP = 0.1
 RESAMPLE_BELOW = 1 / 1.05

@@ -1,0 +1,211 @@
+"""Choose the next target: a temperature and parameters that the cloud can follow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from numpyro_jala._typing import Array
+from numpyro_jala.backend import blocks
+from numpyro_jala.engine import em, smc, tempering, transport
+from numpyro_jala.engine.smc import Target
+from numpyro_jala.engine.state import (
+    ASCEND,
+    CLIMB,
+    HOLD,
+    REST,
+    Plan,
+    Problem,
+    Settings,
+    State,
+)
+from numpyro_jala.engine.weights import normalise, pool
+
+_HESSIAN_EVERY = 10
+#: Below this temperature the second derivative is not that of the posterior.
+_EARLY = 0.5
+_MEMORY = 0.95
+#: While annealing, the temperature waits until the parameters promise less than this.
+_HOLD = 10.0
+
+
+def _learn_transport(
+    settings: Settings, state: State, weight: Array
+) -> transport.Transport:
+    rate = state.cloud.rates
+    if not settings.adapts:
+        return transport.none(state.cloud, rate)
+    fresh = (state.num_moves == 0) | jnp.any(state.target.temperature < 1)
+    memory = jnp.where(fresh, 0.0, _MEMORY)
+    last = state.plan.transport_learned
+    return transport.learn(weight, state.cloud, rate, state.factor, last, memory)
+
+
+def plan(
+    problem: Problem,
+    settings: Settings,
+    state: State,
+    score_fn: smc.ScoreFn,
+    stage: Array,
+) -> tuple[Plan, Any]:
+    """Choose the next target on the state's weights, which must not be resampled yet."""
+    weight = normalise(state.cloud.log_weight)
+    carried = _learn_transport(settings, state, weight)
+    if settings.newton:
+        step, score, optim_state, promise, cost = _newton_step(
+            problem, settings, state, weight, carried, stage
+        )
+        drift = carried.rate[..., 1:] @ step
+    else:
+        step, score, optim_state = _optimiser_step(
+            problem, settings, state, weight, score_fn, stage
+        )
+        promise = cost = jnp.zeros((), step.dtype)
+        drift = jnp.zeros_like(weight)
+    temperature = state.target.temperature
+    if settings.adapts:
+        hold = (stage == CLIMB) & (promise > _HOLD)
+        slope = carried.rate[..., 0]
+        temperature = tempering.next_temperature(
+            temperature, weight, slope, drift, hold, settings.temperature_drop
+        )
+    target = Target(state.target.params + step, temperature)
+    plan = Plan(target, carried.shift, carried.learned, score, promise, cost)
+    return plan, optim_state
+
+
+def _newton_step(
+    problem: Problem,
+    settings: Settings,
+    state: State,
+    weight: Array,
+    carried: transport.Transport,
+    stage: Array,
+) -> tuple[Array, Array, em.Newton, Array, Array]:
+    """Return the default's step, its score, memory, promise in nats, and cost."""
+    newton = state.optim_state
+    score = jnp.einsum("jn,jnp->p", pool(weight), carried.rate[..., 1:])
+    zero = jnp.zeros((), weight.dtype)
+    if score.size == 0:
+        return score, score, newton, zero, zero
+    return lax.cond(
+        stage == HOLD,
+        lambda: (jnp.zeros_like(score), score, newton, zero, zero),
+        lambda: _newton_ascent(problem, state, weight, carried, score, stage),
+    )
+
+
+def _newton_ascent(
+    problem: Problem,
+    state: State,
+    weight: Array,
+    carried: transport.Transport,
+    score: Array,
+    stage: Array,
+) -> tuple[Array, Array, em.Newton, Array, Array]:
+    """Return what :func:`_newton_step` does unless the parameters hold still."""
+    newton, temperature = state.optim_state, state.target.temperature
+    tempered = jnp.any(temperature < 1)
+    within, moments = _covariances(weight, carried.rate)
+    # Near the maximum the second derivative hardly changes.
+    due = tempered | newton.is_early | (state.num_moves % _HESSIAN_EVERY == 0)
+    due |= state.plan.cost > 0.02
+    complete = lax.cond(
+        due,
+        lambda: _curvature(problem, state, weight, carried),
+        lambda: newton.complete,
+    )
+    missing = em.remember(newton, jnp.where(tempered, within, moments)[1:, 1:])
+    info = em.information(complete, missing, em.floor_for(tempered))
+    reach = jnp.where(problem.is_free, 1 + jnp.abs(state.target.params), 0.7)
+    promise = em.decrement(info, score)
+    moving = (stage != REST) & jnp.all(temperature > 0)
+    # The maximum of a flattened likelihood may lie in another valley: parameters that
+    # are not far off move in earnest only as the temperature does.
+    haste = jnp.where(promise > _HOLD, 1.0, jnp.mean(temperature))
+    share = jnp.where(moving, haste * em.gain(newton), 0.0)
+
+    # Islands at different temperatures differ by more than what any of them pays. To
+    # count that as well is careful, but would hold up parameters that are far off.
+    moments = jnp.where(tempered & (promise > _HOLD), within, moments)
+
+    def trusted(cost: Array) -> Array:
+        return em.trusted_step(info, score, share, cost, reach)
+
+    # What a change of parameters costs may be offset by raising the temperature with it.
+    cost, against = moments[1:, 1:], moments[0, 1:]
+    offset_cost = cost - jnp.outer(against, against) / jnp.maximum(moments[0, 0], 1e-30)
+    bold = lax.cond(tempered, lambda: trusted(offset_cost), lambda: jnp.zeros_like(score))
+    offsets = tempered & (against @ bold < 0)
+    step = jnp.where(offsets, bold, trusted(cost))
+    spent = step @ jnp.where(offsets, offset_cost, cost) @ step
+    reversed_ = (stage == ASCEND) & em.turned_back(newton, step)
+    is_early = jnp.mean(temperature) < _EARLY
+    memory = em.Newton(complete, missing, newton.reversals + reversed_, step, is_early)
+    return step, score, memory, promise, spent
+
+
+def _covariances(weight: Array, rate: Array) -> tuple[Array, Array]:
+    """Return the covariance of the rates within islands, and over the whole cloud."""
+    return (
+        transport.pooled_covariance(weight, transport.within(weight, rate)),
+        transport.pooled_covariance(weight, rate),
+    )
+
+
+def _curvature(
+    problem: Problem, state: State, weight: Array, carried: transport.Transport
+) -> Array:
+    """Return the mean second derivative of the potential in the parameters.
+
+    The particles follow the parameters, to first order as they would in a step.
+    """
+    each = jax.vmap(problem.potential_fn, (None, None, 0))
+    all_fn = jax.vmap(each, (None, 0, 0))
+
+    def of_block(pooled: Array, position: Array) -> Array:
+        def potentials(params: Array, change: Array) -> Array:
+            shift = carried.shift[..., 1:] @ change
+            moved = position - shift[:, None]
+            return all_fn(params, state.target.temperature, moved)
+
+        return em.hessian(potentials, state.target.params, pooled)
+
+    return blocks.total(of_block, problem.block, pool(weight), state.cloud.position)
+
+
+def _optimiser_step(
+    problem: Problem,
+    settings: Settings,
+    state: State,
+    weight: Array,
+    score_fn: smc.ScoreFn,
+    stage: Array,
+) -> tuple[Array, Array, Any]:
+    """Return the step of a given optimiser, the score, and the optimiser's state."""
+    assert settings.optimiser is not None
+    params, pooled = state.target.params, pool(weight)
+    score = score_fn(pooled)
+    new, optim_state = settings.optimiser.step(
+        problem.unravel(score), state.optim_state, problem.unravel(params)
+    )
+    step = problem.ravel(new) - params
+    if settings.trusted:
+        each = jax.vmap(problem.potential_fn, (None, None, 0))
+        all_fn = jax.vmap(each, (None, 0, 0))
+
+        def potentials(values: Array) -> Array:
+            return all_fn(values, state.target.temperature, state.cloud.position)
+
+        _, change = jax.jvp(potentials, (params,), (step,))
+        step = em.shorten(step, transport.variance(weight, change[..., None])[0])
+    moving = (stage == ASCEND) | (
+        (stage == CLIMB) & jnp.all(state.plan.target.temperature >= 1)
+    )
+    keep = jax.tree.map(
+        lambda a, b: jnp.where(moving, a, b), optim_state, state.optim_state
+    )
+    return jnp.where(moving, step, 0.0), score, keep

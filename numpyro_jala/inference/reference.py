@@ -1,0 +1,198 @@
+"""Where annealing starts: a distribution of known mass that can be drawn from."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax, random
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoContinuous, AutoNormal
+
+from numpyro_jala._typing import Array, Potential, PRNGKey
+from numpyro_jala.engine.langevin import draw_noise
+from numpyro_jala.inference import options
+from numpyro_jala.inference.evidence import Gaussian, from_noise, log_density
+from numpyro_jala.model.density import Layout
+
+#: A Gaussian narrower than the posterior ruins the weights in its tails. Widened by this
+#: over the root of the dimension, it is equally far from the posterior in any dimension.
+_WIDEN = 0.6
+_GUIDE_STEPS = 2_000
+_GUIDE_RATE = 0.01
+_NEWTON_STEPS = 60
+#: Most latents for which the Hessian of a Laplace approximation is formed.
+_LAPLACE_LIMIT = 1_000
+
+
+class Reference(NamedTuple):
+    """A Gaussian on the unconstrained latents, or the prior where it is None."""
+
+    gaussian: Gaussian | None
+    num_evaluations: int
+
+
+def from_gaussian(potential_fn: Potential, gaussian: Gaussian) -> Potential:
+    """Return the potential that goes from a Gaussian to the joint density."""
+
+    def potential(params: Array, temperature: Array, position: Array) -> Array:
+        joint = potential_fn(params, jnp.ones_like(temperature), position)
+        reference = -log_density(gaussian, position[None])[0]
+        return (1 - temperature) * reference + temperature * joint
+
+    return potential
+
+
+def draw(
+    rng_key: PRNGKey,
+    layout: Layout,
+    params: Array,
+    arrays: list[Array],
+    gaussian: Gaussian | None,
+    shape: tuple[int, int],
+) -> Array:
+    """Draw positions (*shape, dim) from the reference."""
+    if gaussian is not None:
+        noise = draw_noise(rng_key, (*shape, layout.dim), gaussian.mean.dtype)
+        return from_noise(gaussian, noise)
+    keys = random.split(rng_key, math.prod(shape))
+    draws = jax.vmap(lambda key: layout.draw_prior(key, params, arrays))(keys)
+    return draws.reshape(*shape, layout.dim)
+
+
+def make(
+    reference: Any,
+    rng_key: PRNGKey,
+    layout: Layout,
+    params: Array,
+    arrays: list[Array],
+) -> Reference:
+    """Turn what the user named into a reference at the given parameters."""
+    if isinstance(reference, str) and reference == "prior":
+        return Reference(None, 0)
+    if isinstance(reference, str) and reference == "laplace":
+        return laplace(layout, params, arrays)
+    guide, guide_params = reference if isinstance(reference, tuple) else (reference, None)
+    if not isinstance(guide, AutoContinuous | AutoNormal):
+        raise ValueError(
+            f"reference={reference!r} is neither 'prior', 'laplace', a Gaussian autoguide "
+            "of numpyro.infer.autoguide nor a pair of one and its fitted params."
+        )
+    options.check_can_guide(layout)
+    evaluations = 0
+    if guide_params is None:
+        guide_params = _fit(guide, rng_key, layout, params, arrays)
+        evaluations = _GUIDE_STEPS
+    gaussian = _gaussian_of(guide, guide_params, layout)
+    return Reference(_widen(gaussian), evaluations)
+
+
+def _widen(gaussian: Gaussian) -> Gaussian:
+    widened = (1 + _WIDEN / gaussian.mean.size**0.5) * gaussian.factor
+    return Gaussian(gaussian.mean, widened)
+
+
+def _fit(
+    guide: Any, rng_key: PRNGKey, layout: Layout, params: Array, arrays: list[Array]
+) -> dict[str, Array]:
+    args, kwargs = layout.call.fill(arrays)
+    svi = SVI(layout.at(params), guide, optax.adam(_GUIDE_RATE), Trace_ELBO())
+    result = svi.run(rng_key, _GUIDE_STEPS, *args, progress_bar=False, **kwargs)
+    return dict(result.params)
+
+
+def _gaussian_of(guide: Any, guide_params: dict[str, Array], layout: Layout) -> Gaussian:
+    """Read the mean and the factor of a guide that is Gaussian once unconstrained."""
+    if isinstance(guide, AutoNormal):
+        prefix = guide.prefix
+        # The flat vector holds the sites in the order of their names.
+        names = sorted(layout.latents)
+        loc = [jnp.ravel(guide_params[f"{name}_{prefix}_loc"]) for name in names]
+        scale = [jnp.ravel(guide_params[f"{name}_{prefix}_scale"]) for name in names]
+        return Gaussian(jnp.concatenate(loc), jnp.concatenate(scale))
+    posterior = guide.get_posterior(guide_params)
+    if hasattr(posterior, "scale_tril"):
+        return Gaussian(posterior.loc, posterior.scale_tril)
+    if hasattr(posterior, "covariance_matrix"):
+        return Gaussian(posterior.loc, jnp.linalg.cholesky(posterior.covariance_matrix))
+    if hasattr(posterior, "base_dist") and hasattr(posterior.base_dist, "scale"):
+        return Gaussian(posterior.base_dist.loc, posterior.base_dist.scale)
+    if type(posterior).__name__ == "Normal":
+        return Gaussian(posterior.loc, posterior.scale)
+    raise ValueError(
+        f"The guide {type(guide).__name__} is not Gaussian, and a reference must be drawn "
+        "from and its density known in closed form here. Use AutoLaplaceApproximation, "
+        "AutoMultivariateNormal, AutoDiagonalNormal or AutoNormal."
+    )
+
+
+def laplace(layout: Layout, params: Array, arrays: list[Array]) -> Reference:
+    """Return a widened Gaussian at the mode of the posterior, by damped Newton steps."""
+    dim = layout.dim
+    if dim > _LAPLACE_LIMIT:
+        raise ValueError(
+            f"reference='laplace' forms a Hessian of {dim} x {dim} latents; the limit is "
+            f"{_LAPLACE_LIMIT}. Use reference='prior' or an AutoDiagonalNormal guide."
+        )
+    mode, curvature, steps = _find_mode(layout, params, arrays)
+    values, vectors = _eigen(np.asarray(curvature, np.float64))
+    if not values.max() > 0:
+        found = np.array2string(np.asarray(mode), precision=3, threshold=8)
+        raise ValueError(
+            "reference='laplace' found no mode: the log-density has no finite, negative "
+            f"second derivative where the search ended, at unconstrained latents {found}. "
+            "Use reference='prior', or check the data."
+        )
+    values = np.maximum(values, 1e-6 * values.max())
+    covariance = (vectors / values) @ vectors.T
+    factor = jnp.asarray(np.linalg.cholesky(covariance), mode.dtype)
+    return Reference(_widen(Gaussian(mode, factor)), int(steps) * (dim + 2))
+
+
+def _eigen(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return eigenvalues and vectors, all NaN where the matrix is not finite."""
+    if np.isfinite(matrix).all():
+        values, vectors = np.linalg.eigh(matrix)
+        return values, vectors
+    return np.full(len(matrix), np.nan), np.full_like(matrix, np.nan)
+
+
+@partial(jax.jit, static_argnums=0)
+def _find_mode(
+    layout: Layout, params: Array, arrays: list[Array]
+) -> tuple[Array, Array, Array]:
+    """Minimise by Levenberg and Marquardt's steps; return mode, Hessian, steps."""
+    position = jnp.zeros((layout.dim,), layout.anchor.dtype)
+    potential = partial(layout.joint(arrays), params, jnp.ones((), position.dtype))
+    value_and_grad, hessian = jax.value_and_grad(potential), jax.hessian(potential)
+    eye = jnp.eye(position.size, dtype=position.dtype)
+
+    def unfinished(carry: Any) -> Array:
+        _, _, damping, decrease, count = carry
+        return (count < _NEWTON_STEPS) & (decrease > 1e-3) & (damping < 1e8)
+
+    def improve(carry: Any) -> Any:
+        here, value, damping, _, count = carry
+        gradient, curvature = value_and_grad(here)[1], hessian(here)
+        scale = 1e-6 + jnp.abs(jnp.diagonal(curvature))
+        step = jnp.linalg.solve(curvature + damping * eye * scale, gradient)
+        there = here - step
+        new = potential(there)
+        better = new < value
+        return (
+            jnp.where(better, there, here),
+            jnp.where(better, new, value),
+            jnp.where(better, damping / 5, damping * 4),
+            jnp.maximum(jnp.abs(gradient @ step), jnp.where(better, value - new, 0.0)),
+            count + 1,
+        )
+
+    one = jnp.ones((), position.dtype)
+    first = (position, potential(position), 1e-2 * one, 1e30 * one, jnp.zeros((), int))
+    mode, _, _, _, steps = lax.while_loop(unfinished, improve, first)
+    return mode, hessian(mode), steps

@@ -1,0 +1,349 @@
+"""The public class."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from os import PathLike
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import random
+from jax.sharding import Mesh
+
+from numpyro_jala._typing import Array, PRNGKey, Tree
+from numpyro_jala.backend import sharding
+from numpyro_jala.engine import em, sampler
+from numpyro_jala.engine.state import ASCEND, Info, Settings, State
+from numpyro_jala.engine.weights import log_mean_exp
+from numpyro_jala.fitter import Fitter
+from numpyro_jala.inference import loop, options, programs, reference
+from numpyro_jala.inference.checkpoint import Checkpoint, check_path, identify
+from numpyro_jala.inference.programs import Data, Fixed
+from numpyro_jala.inference.record import Run
+from numpyro_jala.model import validation
+from numpyro_jala.model.density import Layout
+from numpyro_jala.model.sites import Trace
+from numpyro_jala.results import diagnostics
+
+#: Most latents whose correlations are learned.
+_MOST_DENSE = 256
+
+
+class Start(NamedTuple):
+    """Where a user wants a run to begin; None where that is left to it."""
+
+    params: dict[str, Tree] | None
+    particles: dict[str, Array] | None
+    log_evidence: float | None
+    state: State | None
+
+
+class Fit(NamedTuple):
+    """What :meth:`JALAEM.finish` finds."""
+
+    params: dict[str, Tree]  # constrained
+    log_evidence: Array  # ()
+    standard_error: Array  # (), of the log-evidence
+    state: State  # at rest: its weighted particles stand for the posterior there
+
+
+class JALAEM(Fitter):
+    """Fit ``numpyro.param`` sites by maximum marginal likelihood.
+
+    The log-evidence and weighted particles of the posterior come along. A model without
+    params gives these alone.
+
+    Parameters
+    ----------
+    model
+        A NumPyro model: ``numpyro.param`` sites are the parameters, latent
+        ``numpyro.sample`` sites are integrated out.
+    optim
+        An Optax or ``numpyro.optim`` optimiser, used as it is. By default a Newton step
+        on the observed information for up to 64 parameters and Adam above, both within
+        a trust region of what the particles can follow.
+    num_particles, num_islands
+        Particles in all, and the groups they form. Groups learn from each other and
+        their spread is the error bar.
+    step_size
+        Of the Langevin moves; adapted by default.
+    preconditioner
+        "dense", "diagonal", None, or "auto": dense while the latents are few.
+    resampling
+        "systematic", "stratified", "residual" or "multinomial".
+    ess_threshold
+        Resample an island when its effective sample size is below this share; 0: never.
+    reference
+        Where annealing starts: "prior", "laplace", a Gaussian autoguide, which is then
+        fitted, or a pair of one and its fitted params.
+    slowness
+        How many times as many moves to take on the way to the posterior. Slower, very
+        many latents keep up, and the islands agree on the evidence along the path.
+    matmul_precision
+        Of the model's matrix products, as in :func:`jax.default_matmul_precision`. By
+        default the fastest that is right to float32, which the evidence needs: an
+        accelerator's own default is not.
+    mesh
+        A :class:`jax.sharding.Mesh` whose devices share the islands; their number divides
+        that of the islands. It may span the processes of ``jax.distributed``: then each
+        of them makes the same calls.
+
+    Examples
+    --------
+    Three means around a common one, each seen once. Of the data alone, each is normal
+    with variance two, so the estimate is their average:
+
+    >>> import jax, numpyro
+    >>> import numpyro.distributions as dist
+    >>> def model(y):
+    ...     centre = numpyro.param("centre", 0.0)
+    ...     with numpyro.plate("rows", 3):
+    ...         x = numpyro.sample("x", dist.Normal(centre, 1.0))
+    ...         numpyro.sample("y", dist.Normal(x, 1.0), obs=y)
+    >>> jala = JALAEM(model, num_particles=128)
+    >>> y = np.array([1.0, 2.0, 6.0])
+    >>> idata = jala.run(jax.random.key(0), 20, y, progress_bar=False)
+    >>> print(f"{jala.params['centre']:.2f} ± {jala.standard_errors()['centre']:.2f}")
+    3.00 ± 0.82
+    >>> print(f"{jala.log_evidence:.1f}")
+    -7.3
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        optim: Any = None,
+        *,
+        num_particles: int = 512,
+        num_islands: int = 8,
+        step_size: float | None = None,
+        preconditioner: str | None = "auto",
+        resampling: str = "systematic",
+        ess_threshold: float = 0.5,
+        reference: Any = "prior",
+        slowness: float = 1.0,
+        matmul_precision: str | None = None,
+        mesh: Mesh | None = None,
+    ) -> None:
+        options.check_options(
+            num_particles,
+            num_islands,
+            step_size,
+            preconditioner,
+            resampling,
+            ess_threshold,
+        )
+        options.check_slowness(slowness)
+        options.check_mesh(mesh, num_islands)
+        super().__init__(model, matmul_precision)
+        self.optim = optim
+        self.num_particles = num_particles
+        self.num_islands = num_islands
+        self.step_size = step_size
+        self.preconditioner = preconditioner
+        self.resampling = resampling
+        self.ess_threshold = ess_threshold
+        self.reference = reference
+        self.slowness = slowness
+        self.mesh = mesh
+        self._optimiser = em.as_optimiser(optim or em.default_for_many())
+
+    # -- the pure interface, as SVI has it --------------------------------------------
+
+    def init(
+        self,
+        rng_key: PRNGKey,
+        *args: Any,
+        init_params: dict[str, Tree] | None = None,
+        init_particles: dict[str, Array] | None = None,
+        init_log_evidence: float | None = None,
+        **kwargs: Any,
+    ) -> State:
+        """Return a state whose particles stand for the posterior.
+
+        The default optimiser moves params that are far off on the way there.
+        """
+        model_key, start_key = random.split(rng_key)
+        fixed, arrays, trace = self._inspect(model_key, args, kwargs)
+        data = Data(arrays, None)
+        if self.reference != "prior" and init_particles is None:
+            raise ValueError(
+                f"init is pure and reference={self.reference!r} has to be fitted. Use "
+                "run, or reference='prior'."
+            )
+        start = Start(init_params, init_particles, init_log_evidence, None)
+        program, call = self._opening(start_key, fixed, data, trace, start)
+        return programs.anneal(fixed, data, program(*call))
+
+    def update(self, state: State, *args: Any, **kwargs: Any) -> tuple[State, Info]:
+        """Take one EM step: move the parameters, then the particles."""
+        problem, settings = self._problem(args, kwargs)
+        stage = jnp.asarray(ASCEND)
+        goal = state.target.params
+        with sharding.over(self.mesh):
+            return sampler.step(problem, settings, state, stage, goal, stage)
+
+    def get_params(self, state: State) -> dict[str, Tree]:
+        """Return the constrained parameters of a state of this object's model."""
+        return self._constrain_params(state.target.params)
+
+    def evaluate(self, state: State, *args: Any, **kwargs: Any) -> Array:
+        """Return the recursive estimate of the log-evidence at the state's parameters."""
+        return log_mean_exp(programs.log_evidence(state))
+
+    def finish(self, state: State, *args: Any, **kwargs: Any) -> Fit:
+        """Rest at the estimate, and find the log-evidence there afresh.
+
+        With :meth:`init` and :meth:`update` a whole fit is pure, and many of them can be
+        had at once by ``jax.vmap`` or ``jax.lax.map``.
+        """
+        options.check_can_bridge(self.num_islands)
+        fixed, arrays, _ = self._inspect(random.key(0), args, kwargs)
+        params, bridge, state = programs.settle(fixed, Data(arrays, None), state)
+        values = fixed.layout.constrain_params(params)
+        log_evidence = jnp.asarray(bridge.log_evidence)
+        return Fit(values, log_evidence, bridge.standard_error, state)
+
+    # -- the run ------------------------------------------------------------------------
+
+    def run(
+        self,
+        rng_key: PRNGKey,
+        num_steps: int,
+        *args: Any,
+        progress_bar: bool = True,
+        init_params: dict[str, Tree] | None = None,
+        init_state: State | None = None,
+        init_particles: dict[str, Array] | None = None,
+        init_log_evidence: float | None = None,
+        checkpoint: str | PathLike[str] | None = None,
+        checkpoint_every: int = 100,
+        **kwargs: Any,
+    ) -> Any:
+        """Anneal to the posterior, ascend ``num_steps`` times, estimate the evidence.
+
+        Parameters
+        ----------
+        rng_key
+            Not used with ``init_state``, which has its own.
+        num_steps
+            EM steps. With zero the params stay where they start, which is enough for a
+            model without any.
+        args, kwargs
+            Of the model.
+        init_params
+            Constrained starting values of param sites.
+        init_state
+            ``last_state`` of an earlier run, which this one continues.
+        init_particles, init_log_evidence
+            Constrained latents with a leading axis of ``num_particles``, taken as draws
+            from the posterior at the first parameters, and the log-evidence there. Then
+            there is no annealing.
+        checkpoint, checkpoint_every
+            A file that keeps the run, rewritten after so many steps. The same call goes
+            on from there, also in another process, and ends in the same numbers.
+
+        Returns
+        -------
+        arviz.InferenceData
+            Or an ``xarray.DataTree`` where ArviZ is 1.0 or later.
+        """
+        if checkpoint is not None:
+            check_path(checkpoint, checkpoint_every)
+        self._make_room()
+        model_key, fit_key, start_key = random.split(rng_key, 3)
+        start = Start(init_params, init_particles, init_log_evidence, init_state)
+        run = self._run = self._prepare(model_key, fit_key, start, args, kwargs)
+        for message in validation.cautions(run.trace, run.fixed.layout.is_noisy):
+            warnings.warn(message, stacklevel=2)
+        saver = state = None
+        if checkpoint is not None:
+            same = (rng_key, num_steps == 0, start, run.data.gaussian)
+            saver = Checkpoint(checkpoint, checkpoint_every, identify(run, same))
+            state = saver.load(run, start_key, num_steps)
+        if state is None:
+            state = self._first_state(start_key, run, start)
+        state = loop.anneal(run, state, num_steps == 0, progress_bar, saver)
+        state = loop.ascend(run, state, num_steps, progress_bar, saver)
+        loop.finish(run, state)
+        for message in diagnostics.doubts(run):
+            warnings.warn(message, stacklevel=2)
+        return self.to_inference_data()
+
+    def _prepare(
+        self,
+        model_key: PRNGKey,
+        fit_key: PRNGKey,
+        start: Start,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Run:
+        """Look at the model, and fit the reference if there is one to fit."""
+        fixed, arrays, trace = self._inspect(model_key, args, kwargs)
+        first = self._first_params(fixed.layout, trace, start.params)
+        fitted = reference.Reference(None, 0)
+        if start.state is None and start.particles is None:
+            fitted = reference.make(self.reference, fit_key, fixed.layout, first, arrays)
+        data = Data(arrays, fitted.gaussian)
+        return Run(fixed, data, trace, args, kwargs, fitted.num_evaluations)
+
+    def _first_state(self, rng_key: PRNGKey, run: Run, start: Start) -> State:
+        """Take the state that was given, or draw particles."""
+        if start.state is not None:
+            return start.state
+        opening = self._opening(rng_key, run.fixed, run.data, run.trace, start)
+        state = loop.begin(run, *opening)
+        self._check_alive_start(state, run.trace)
+        if start.particles is None and run.data.gaussian is None:
+            layout = run.fixed.layout
+            draws = np.asarray(sharding.fetch(state.cloud.position))
+            draws = draws.reshape(-1, layout.dim)
+            run.heaps = validation.find_heaps(draws, layout.columns())
+        return state
+
+    def _settings(self, layout: Layout) -> Settings:
+        preconditioner = self.preconditioner or "none"
+        size = self.num_particles // self.num_islands
+        if preconditioner == "auto":
+            preconditioner = "dense" if layout.dim <= _MOST_DENSE else "diagonal"
+        few_params = layout.init_params.size <= em.FEW_PARAMS
+        return Settings(
+            num_islands=self.num_islands,
+            num_particles=size,
+            step_size=self.step_size,
+            preconditioner=preconditioner,
+            resampling=self.resampling,
+            ess_threshold=self.ess_threshold,
+            optimiser=self._optimiser,
+            newton=self.optim is None and few_params,
+            trusted=self.optim is None and not few_params,
+            slowness=self.slowness,
+            mesh=self.mesh,
+        )
+
+    def _opening(
+        self, rng_key: PRNGKey, fixed: Fixed, data: Data, trace: Trace, start: Start
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """Return the program that makes the first state, and its arguments."""
+        params = self._first_params(fixed.layout, trace, start.params)
+        mesh = self.mesh
+        rng_key, data, params = sharding.place(mesh, (rng_key, data, params))
+        if start.particles is None:
+            options.check_can_anneal(self.num_islands, self.preconditioner)
+            return programs.start, (fixed, rng_key, data, params)
+        options.check_particles(start.particles, fixed.layout.latents, self.num_particles)
+        given = {name: jnp.asarray(value) for name, value in start.particles.items()}
+        known = 0.0 if start.log_evidence is None else start.log_evidence
+        first = jnp.asarray(known, params.dtype)
+        given, first = sharding.place(mesh, (given, first))
+        return programs.start_given, (fixed, rng_key, data, params, given, first)
+
+    def _check_alive_start(self, state: State, trace: Trace) -> None:
+        if not bool(jnp.isfinite(state.cloud.log_weight).any()):
+            raise ValueError(
+                "No particle has a finite log-density at the start. "
+                + validation.describe_dead_start(trace)
+                + " Start from other params, or check the data."
+            )

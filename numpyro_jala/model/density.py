@@ -1,0 +1,259 @@
+"""From a NumPyro model and its data to potentials, reference draws and transforms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from numpyro import handlers
+from numpyro.distributions import biject_to
+from numpyro.infer.util import potential_energy
+from numpyro.primitives import Messenger
+
+from numpyro_jala._typing import Array, Potential, PRNGKey, Tree
+from numpyro_jala.model.arguments import Call
+from numpyro_jala.model.sites import Site, Trace, is_data, is_factor
+from numpyro_jala.model.supports import constrain, unconstrain, unconstrained
+
+
+class Temper(Messenger):  # type: ignore[misc]
+    """Raise everything in the joint density but the prior to the power ``temperature``.
+
+    The prior is what ancestral sampling draws: latent sites and the Jacobians of their
+    transforms, which :func:`numpyro.infer.util.potential_energy` adds as factors.
+    """
+
+    def __init__(self, temperature: Array, latents: tuple[str, ...]) -> None:
+        super().__init__(None)
+        self.temperature = temperature
+        self.jacobians = {f"_{name}_log_det" for name in latents}
+
+    def process_message(self, msg: Site) -> None:
+        """Multiply the scale of observed sites and factors."""
+        if msg["type"] != "sample" or not msg["is_observed"]:
+            return
+        # Where discrete latents are summed out, a scan calls its first sites by this.
+        if msg["name"].replace("_PREV_", "") not in self.jacobians:
+            scale = msg.get("scale")
+            msg["scale"] = self.temperature if scale is None else scale * self.temperature
+
+
+class Unobserve(Messenger):  # type: ignore[misc]
+    """Draw the observed sites anew."""
+
+    def process_message(self, msg: Site) -> None:
+        """Forget what was observed."""
+        if msg["type"] == "sample" and msg["is_observed"] and not is_factor(msg):
+            msg["is_observed"], msg["value"] = False, None
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The sites of a model, and how they lie in flat vectors.
+
+    Compared by identity: compiled functions take it as a fixed argument, and the data
+    apart from it.
+
+    held
+        Integer params, which stay as they are.
+    anchor, moving
+        Unconstrained values of all latents, and which of them move: a mask may leave
+        some without a density. None if all do.
+    discrete
+        Discrete latents, which are summed out.
+    enum_dim
+        The first axis free for them, from the right.
+    draws_discrete
+        Whether they can be drawn given the rest: NumPyro cannot in a model with a scan.
+    is_noisy
+        Whether the model asks for random numbers beside its sites.
+    precision
+        Of the model's matrix products, in JAX's words.
+    rough_gradient
+        Whether gradients do with the device's own precision.
+    width
+        Bytes of the largest array that the log-density makes of one particle, zero if it
+        has a loop.
+    """
+
+    model: Callable[..., Any]
+    call: Call
+    latents: tuple[str, ...]
+    constraints: dict[str, Any]
+    held: dict[str, Tree]
+    init_params: Array  # (num_params,), unconstrained
+    is_free: np.ndarray  # (num_params,), unconstrained in truth
+    unravel_params: Callable[[Array], dict[str, Tree]]
+    unravel_latents: Callable[[Array], dict[str, Array]]
+    anchor: Array  # (dim or more,)
+    moving: np.ndarray | None  # (dim,)
+    discrete: tuple[str, ...]
+    enum_dim: int
+    draws_discrete: bool
+    is_noisy: bool
+    precision: str
+    rough_gradient: bool
+    width: int
+
+    @property
+    def dim(self) -> int:
+        """How many unconstrained latents move."""
+        return self.anchor.size if self.moving is None else self.moving.size
+
+    # -- params ------------------------------------------------------------------------
+
+    def constrain_params(self, params: Array) -> dict[str, Tree]:
+        """Map a flat unconstrained vector to values of the param sites."""
+        return constrain(self.unravel_params(params), self.constraints)
+
+    def unconstrain_params(self, values: dict[str, Tree]) -> Array:
+        """Map values of the param sites to a flat unconstrained vector."""
+        flat = ravel_pytree(unconstrain(values, self.constraints))[0]
+        return jnp.asarray(flat, self.init_params.dtype)
+
+    def at(self, params: Array) -> Callable[..., Any]:
+        """Return the model with its params fixed."""
+        return handlers.substitute(
+            self.model, data={**self.held, **self.constrain_params(params)}
+        )
+
+    # -- latents -----------------------------------------------------------------------
+
+    def unravel_position(self, position: Array) -> dict[str, Array]:
+        """Map a position to unconstrained values of the latent sites."""
+        if self.moving is not None:
+            position = self.anchor.at[self.moving].set(position)
+        return self.unravel_latents(position)
+
+    def _ravel_sites(self, sites: Trace) -> Array:
+        flat = ravel_pytree({name: unconstrained(sites[name]) for name in self.latents})[0]
+        flat = jnp.asarray(flat, self.anchor.dtype)
+        return flat if self.moving is None else flat[self.moving]
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """Return the coordinates of a position that belong to each latent site."""
+        # A flat vector holds the sites in the order of their names.
+        names = sorted(self.latents)
+        shapes = self.unravel_latents(self.anchor)
+        owner = np.repeat(np.arange(len(names)), [np.size(shapes[name]) for name in names])
+        owner = owner if self.moving is None else owner[self.moving]
+        return {name: np.flatnonzero(owner == i) for i, name in enumerate(names)}
+
+    # -- what the model says -----------------------------------------------------------
+
+    def joint(self, arrays: list[Array]) -> Potential:
+        """Return the potential that goes from the prior to the joint density."""
+        args, kwargs = self.call.fill(arrays)
+
+        def potential(params: Array, temperature: Array, position: Array) -> Array:
+            latents, model = self.unravel_position(position), self.at(params)
+            if self.is_noisy:
+                model = handlers.seed(model, jax.random.key(0))
+            if self.discrete:
+                model = _enumerate(model, self.enum_dim)
+            exact = jax.default_matmul_precision(self.precision)
+            with exact, Temper(temperature, self.latents):
+                return potential_energy(
+                    model, args, kwargs, latents, enum=bool(self.discrete)
+                )
+
+        return potential
+
+    def trace(self, rng_key: PRNGKey, params: Array, arrays: list[Array]) -> Trace:
+        """Run the model once at the given parameters, latents drawn from the prior."""
+        args, kwargs = self.call.fill(arrays)
+        seeded = handlers.seed(self.at(params), rng_key)
+        return dict(handlers.trace(seeded).get_trace(*args, **kwargs))
+
+    def draw_prior(self, rng_key: PRNGKey, params: Array, arrays: list[Array]) -> Array:
+        """Draw one unconstrained position from the prior at the given parameters."""
+        return self._ravel_sites(self.trace(rng_key, params, arrays))
+
+    def _replay(
+        self,
+        rng_key: PRNGKey,
+        params: Array,
+        position: Array,
+        arrays: list[Array],
+        known: dict[str, Array],
+        inner_fn: Callable[..., Any] = lambda model: model,
+    ) -> Trace:
+        """Run the model at one position; a support may depend on params or latents.
+
+        Discrete latents that are not among the ``known`` are drawn given the rest.
+        """
+        args, kwargs = self.call.fill(arrays)
+        free = self.unravel_position(position)
+
+        def value_of(site: Site) -> Any:
+            if site["type"] == "sample" and site["name"] in free:
+                return biject_to(site["fn"].support)(free[site["name"]])
+            return known.get(site["name"])
+
+        # What un-observes a site must stand within what seeds it.
+        inner = inner_fn(self.at(params))
+        replayed = handlers.substitute(inner, substitute_fn=value_of)
+        draw_key, rest_key = jax.random.split(rng_key)
+        if self.draws_discrete and not known:
+            replayed = _draw_discrete(replayed, self.enum_dim, draw_key)
+        seeded = handlers.seed(replayed, rest_key)
+        return dict(handlers.trace(seeded).get_trace(*args, **kwargs))
+
+    def constrain(
+        self, rng_key: PRNGKey, params: Array, position: Array, arrays: list[Array]
+    ) -> dict[str, Array]:
+        """Map one position to the values of latent and deterministic sites.
+
+        Discrete latents are drawn given the rest. Where they cannot be, they are left
+        out, and with them the deterministic sites, which may depend on them.
+        """
+        sites = self._replay(rng_key, params, position, arrays, {})
+        shown = set(self.latents)
+        if self.draws_discrete or not self.discrete:
+            shown |= set(self.discrete)
+            shown |= {n for n, site in sites.items() if site["type"] == "deterministic"}
+        return {name: site["value"] for name, site in sites.items() if name in shown}
+
+    def predict(
+        self, rng_key: PRNGKey, params: Array, position: Array, arrays: list[Array]
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Draw the observed sites at one position, and weigh what was observed there."""
+        seen_key, new_key = jax.random.split(rng_key)
+        sites = self._replay(seen_key, params, position, arrays, {})
+        seen = {name: site for name, site in sites.items() if is_data(site)}
+        log_likelihood = {n: site["fn"].log_prob(site["value"]) for n, site in seen.items()}
+        known = {name: sites[name]["value"] for name in self.discrete}
+        drawn = self._replay(new_key, params, position, arrays, known, Unobserve)
+        return {name: drawn[name]["value"] for name in seen}, log_likelihood
+
+    def unconstrain(
+        self, params: Array, values: dict[str, Array], arrays: list[Array]
+    ) -> Array:
+        """Map constrained latents of one particle to a position."""
+        args, kwargs = self.call.fill(arrays)
+        fixed = handlers.substitute(self.at(params), data=values)
+        seeded = handlers.seed(fixed, jax.random.key(0))
+        return self._ravel_sites(handlers.trace(seeded).get_trace(*args, **kwargs))
+
+
+def _enumerate(model: Callable[..., Any], enum_dim: int) -> Callable[..., Any]:
+    """Sum discrete latents out."""
+    from numpyro.contrib.funsor import config_enumerate, enum
+
+    return enum(config_enumerate(model), enum_dim)
+
+
+def _draw_discrete(
+    model: Callable[..., Any], enum_dim: int, rng_key: PRNGKey
+) -> Callable[..., Any]:
+    """Draw discrete latents given everything else."""
+    from numpyro.contrib.funsor import config_enumerate, infer_discrete
+
+    return infer_discrete(
+        config_enumerate(model), first_available_dim=enum_dim, rng_key=rng_key
+    )

@@ -1,0 +1,204 @@
+"""Look at a model before anything is compiled, and lay its sites out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Jaxpr
+from jax.flatten_util import ravel_pytree
+from numpyro import handlers
+from numpyro.distributions import constraints
+from numpyro.primitives import Messenger
+
+from numpyro_jala._typing import Array, Tree
+from numpyro_jala.backend import blocks, precision
+from numpyro_jala.model.arguments import split_call
+from numpyro_jala.model.density import Layout
+from numpyro_jala.model.enumeration import check_sum
+from numpyro_jala.model.sites import (
+    Site,
+    Trace,
+    in_control_flow,
+    is_discrete,
+    is_integer,
+    is_masked,
+    latent_sites,
+    plate_depth,
+    run_once,
+)
+from numpyro_jala.model.supports import free_coordinates, unconstrain, unconstrained
+
+_NEEDS_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.TracerBoolConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+
+
+class Watch(Messenger):  # type: ignore[misc]
+    """Remember the last named site, and whether random numbers were asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.last_site = ""
+        self.is_noisy = False
+
+    def process_message(self, msg: Site) -> None:
+        """See a site go by."""
+        self.is_noisy |= msg["type"] == "prng_key"
+        if msg["type"] in ("sample", "param", "deterministic"):
+            self.last_site = msg["name"]
+
+
+def lay_out(
+    model: Callable[..., Any],
+    trace: Trace,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    matmul_precision: str | None = None,
+) -> Layout:
+    """Lay the sites of a trace out in flat vectors."""
+    params = {n: s["value"] for n, s in trace.items() if s["type"] == "param"}
+    held = {name: value for name, value in params.items() if is_integer(value)}
+    free = {name: value for name, value in params.items() if name not in held}
+    supports = {
+        name: trace[name]["kwargs"].get("constraint", constraints.real) for name in free
+    }
+    latents = latent_sites(trace)
+    discrete = tuple(name for name, site in latents.items() if is_discrete(site))
+    moved = {name: site for name, site in latents.items() if name not in discrete}
+    has_mask = any(is_masked(site) for site in moved.values())
+    has_scan = any(map(in_control_flow, trace.values()))
+    # What a mask leaves out depends on its values.
+    keep_arrays = has_mask or _looks_at_values(model, args, kwargs)
+    init_params, unravel_params = _flatten(unconstrain(free, supports))
+    anchor, unravel_latents = _flatten(
+        {name: unconstrained(site) for name, site in moved.items()}
+    )
+    layout = Layout(
+        model=model,
+        call=split_call(args, kwargs, keep_arrays)[0],
+        latents=tuple(moved),
+        constraints=supports,
+        held=held,
+        init_params=init_params,
+        is_free=free_coordinates(unravel_params(init_params), supports),
+        unravel_params=unravel_params,
+        unravel_latents=unravel_latents,
+        anchor=anchor,
+        moving=None,
+        discrete=discrete,
+        enum_dim=-1 - plate_depth(trace) - has_scan,  # time takes an axis too
+        draws_discrete=bool(discrete) and not has_scan,
+        is_noisy=_is_noisy(model, params, args, kwargs),
+        precision=matmul_precision or precision.HIGHEST,
+        rough_gradient=False,
+        width=0,
+    )
+    arrays = split_call(args, kwargs, keep_arrays)[1]
+    program = _trace_density(layout, arrays)
+    layout = replace(layout, width=blocks.widest(program))
+    check_sum(layout, trace, arrays)
+    if matmul_precision is None:
+        fastest = precision.choose(jax.default_backend(), program, layout.dim)
+        rough_gradient = fastest == precision.THREE_PASSES
+        layout = replace(layout, precision=fastest, rough_gradient=rough_gradient)
+    return _hold_flat(layout, moved) if has_mask else layout
+
+
+def _flatten(tree: Tree) -> tuple[Array, Callable[[Array], Tree]]:
+    """Flatten to the precision in use, whatever that of the leaves.
+
+    A loop carries one type, and would be compiled twice for numbers that Python gave.
+    """
+    flat, unravel = ravel_pytree(jax.tree.map(lambda leaf: jnp.asarray(leaf, float), tree))
+    return jnp.asarray(flat, float), unravel
+
+
+def _looks_at_values(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
+    """Tell whether the model needs the values of its arrays and not only their shapes."""
+    call, arrays = split_call(args, kwargs, keep_arrays=False)
+
+    def run_abstractly(values: list[Array]) -> int:
+        filled_args, filled_kwargs = call.fill(values)
+        run_once(model, jax.random.key(0), filled_args, filled_kwargs)
+        return 0
+
+    try:
+        jax.eval_shape(run_abstractly, arrays)
+    except _NEEDS_VALUES:
+        return True
+    return False
+
+
+def _is_noisy(
+    model: Callable[..., Any],
+    params: dict[str, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> bool:
+    """Tell whether the model asks for random numbers once its params are known."""
+    known = handlers.substitute(model, data=params)
+    watch = Watch()
+    with watch:
+        run_once(known, jax.random.key(0), args, kwargs)
+    return watch.is_noisy
+
+
+def _trace_density(layout: Layout, arrays: list[Array]) -> Jaxpr:
+    """Evaluate the log-density on shapes alone, and return its program."""
+    potential, one = layout.joint(arrays), jnp.ones((), layout.anchor.dtype)
+    watch = Watch()
+    try:
+        with watch:
+            at = layout.init_params, one, layout.anchor
+            return jax.make_jaxpr(potential)(*at).jaxpr
+    except _NEEDS_VALUES as error:
+        raise ValueError(
+            "The model asks for the value of a latent or a param, after site "
+            f"{watch.last_site!r}, as in `if x > 0` or `float(x)`. It is compiled, and "
+            "then there is none yet. Use jnp.where, or numpyro.contrib.control_flow.cond."
+        ) from error
+    except Exception as error:
+        raise ValueError(
+            f"The log-density of the model failed after site {watch.last_site!r}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _hold_flat(layout: Layout, latents: Trace) -> Layout:
+    """Leave out latents that a mask takes out of the joint density altogether."""
+    if isinstance(layout.anchor, jax.core.Tracer):
+        raise ValueError(
+            "A latent of the model is masked, and what is masked has to be seen before "
+            "anything is compiled. Call run, outside of jax.jit and jax.vmap."
+        )
+    potential, columns = layout.joint([]), layout.columns()
+
+    def slope(temperature: float) -> np.ndarray:
+        at = layout.init_params, jnp.asarray(temperature, layout.anchor.dtype)
+        return np.asarray(jax.grad(potential, 2)(*at, layout.anchor))
+
+    from_prior, from_joint = slope(0.0), slope(1.0)
+    flat = np.zeros(layout.anchor.size, bool)
+    for name, site in latents.items():
+        if not is_masked(site):
+            continue
+        index = columns[name]
+        flat[index] = from_prior[index] == 0
+        if np.any(flat[index] & (from_joint[index] != 0)):
+            raise ValueError(
+                f"Latent site {name!r} is masked, which takes its prior away, but the "
+                "likelihood depends on it: its prior is improper, and the evidence is "
+                "not defined. Take the mask off, and NeuTraReparam, if that set it."
+            )
+    return replace(layout, moving=np.flatnonzero(~flat))

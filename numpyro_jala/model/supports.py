@@ -1,0 +1,80 @@
+"""Params and latents on the real line, where they move."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.distributions import biject_to, constraints
+
+from numpyro_jala._typing import Array, Tree
+from numpyro_jala.model.sites import Site
+
+#: Most entries of a constrained param that are looked at one by one.
+_MOST_INSPECTED = 64
+
+
+def constrain(values: dict[str, Tree], supports: dict[str, Any]) -> dict[str, Tree]:
+    """Map each param's value, a tree, from the real line to its support."""
+    return {
+        name: jax.tree.map(biject_to(supports[name]), value)
+        for name, value in values.items()
+    }
+
+
+def unconstrain(values: dict[str, Tree], supports: dict[str, Any]) -> dict[str, Tree]:
+    """Map each param's value, a tree, to the real line."""
+    return {
+        name: jax.tree.map(biject_to(supports[name]).inv, value)
+        for name, value in values.items()
+    }
+
+
+def unconstrained(site: Site) -> Array:
+    """Map the value of a latent site to the real line."""
+    return biject_to(site["fn"].support).inv(site["value"])
+
+
+def _is_linear(support: Any, leaf: Array) -> np.ndarray:
+    """Tell in which unconstrained entries a value of a support is linear."""
+    shape, size = jnp.shape(leaf), int(np.prod(jnp.shape(leaf)))
+    if support is constraints.real or size > _MOST_INSPECTED:
+        return np.full(shape, support is constraints.real)
+    transform = biject_to(support)
+
+    def bend(direction: np.ndarray) -> Array:
+        def slope(x: Array) -> Array:
+            return jax.jvp(transform, (x,), (jnp.asarray(direction),))[1]
+
+        place = jnp.full(shape, 0.3)
+        return jax.jvp(slope, (place,), (jnp.asarray(direction),))[1]
+
+    directions = np.eye(size).reshape(size, *shape)
+    with jax.ensure_compile_time_eval():
+        bends = [float(jnp.max(jnp.abs(bend(each)))) for each in directions]
+    return np.reshape(bends, shape) == 0
+
+
+def free_coordinates(values: dict[str, Tree], supports: dict[str, Any]) -> np.ndarray:
+    """Tell which coordinates a param is linear in, and which are logarithms or such.
+
+    Parameters
+    ----------
+    values
+        Unconstrained values of the params.
+    supports
+        Their constraints.
+
+    Returns
+    -------
+    Array
+        (num_params,), in the order of the flat vector.
+    """
+    found = {
+        name: jax.tree.map(lambda leaf, n=name: _is_linear(supports[n], leaf), value)
+        for name, value in values.items()
+    }
+    leaves = [np.ravel(leaf) for leaf in jax.tree.leaves(found)]
+    return np.concatenate([np.zeros(0, bool), *leaves])

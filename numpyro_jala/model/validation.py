@@ -1,0 +1,260 @@
+"""Refuse models that cannot work, by site and value, before anything is compiled."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.distributions import Delta, ImproperUniform, biject_to, constraints
+
+from numpyro_jala.model.sites import (
+    Site,
+    Trace,
+    base_distribution,
+    in_control_flow,
+    is_data,
+    is_discrete,
+    is_integer,
+    is_masked,
+    is_scaled,
+    latent_sites,
+)
+
+#: Share of equal draws that is not chance, even in single precision.
+_HEAP = 0.02
+
+
+def check_sites(trace: Trace) -> None:
+    """Check that the model has latents and data of kinds that can be handled."""
+    latents = latent_sites(trace)
+    observed = {
+        name: site
+        for name, site in trace.items()
+        if site["type"] == "sample" and site["is_observed"]
+    }
+    if not latents:
+        raise ValueError(
+            f"The model has no latent sample site (its sites are {list(trace)}), so there "
+            "is nothing to integrate out. If all of its unknowns are params, maximise "
+            "the likelihood with an optimiser. To compare it with models that have latents, "
+            "add one on which nothing depends: numpyro.sample('unused', dist.Normal())."
+        )
+    if not observed:
+        raise ValueError(
+            f"The model has no observed site and no factor (its sites are {list(trace)}), "
+            "so its evidence is one whatever the parameters. Did you pass the data?"
+        )
+    for name, site in trace.items():
+        _check_other(name, site)
+    for name, site in latents.items():
+        _check_latent(name, site)
+    if all(is_discrete(site) for site in latents.values()):
+        raise ValueError(
+            f"All latent sites are discrete ({list(latents)}) and can be summed out, so "
+            "the likelihood is known exactly: maximise it with an optimiser instead."
+        )
+    for name, site in observed.items():
+        _check_observed(name, site)
+
+
+def _check_other(name: str, site: Site) -> None:
+    """Check plates, params and states."""
+    if site["type"] == "plate":
+        size, subsample = site["args"]
+        if subsample not in (None, size):
+            raise ValueError(
+                f"Plate {name!r} subsamples {subsample} of {size}. The "
+                "evidence needs all of the data: drop subsample_size."
+            )
+    if site["type"] == "mutable":
+        raise ValueError(
+            f"Site {name!r} is a mutable state, such as the running means of a batch "
+            "normalisation. It changes with every evaluation, so there is no one density "
+            "to integrate. Use a module without state."
+        )
+    if site["type"] == "param":
+        _check_param(name, site)
+
+
+def _check_param(name: str, site: Site) -> None:
+    if in_control_flow(site):
+        raise ValueError(
+            f"Param {name!r} stands in the body of a scan or cond, where NumPyro gives it "
+            "its initial value and no gradient. Declare it before, outside of the body."
+        )
+    support = site["kwargs"].get("constraint", constraints.real)
+    if is_integer(site["value"]):
+        return
+    try:
+        transform = biject_to(support)
+    except NotImplementedError as error:
+        raise ValueError(
+            f"Param {name!r} has the constraint {support}, which cannot be mapped to the "
+            "real line. Write the param as a function of one that can."
+        ) from error
+    for leaf in jax.tree.leaves(site["value"]):
+        if isinstance(leaf, jax.core.Tracer):
+            continue
+        with jax.ensure_compile_time_eval():
+            inside = jnp.all(support(leaf)) & jnp.isfinite(leaf).all()
+            inside &= jnp.isfinite(transform.inv(leaf)).all()
+        if not inside:
+            raise ValueError(
+                f"Param {name!r} starts at {np.asarray(leaf)}, outside or at the edge of "
+                f"its constraint {support}. Start it inside."
+            )
+
+
+def _check_latent(name: str, site: Site) -> None:
+    base = base_distribution(site["fn"])
+    if is_discrete(site):
+        _check_discrete(name, site)
+    if isinstance(base, ImproperUniform):
+        raise ValueError(
+            f"Latent site {name!r} has an improper prior, so the evidence is defined only "
+            "up to a constant. Give it a proper prior, or make it a numpyro.param."
+        )
+    if isinstance(base, Delta):
+        raise ValueError(
+            f"Latent site {name!r} is a Delta, which has no density to move along. Make it "
+            "a numpyro.param or a numpyro.deterministic."
+        )
+    if is_scaled(site):
+        raise ValueError(
+            f"Latent site {name!r} is scaled by {site['scale']}, and a prior to a power "
+            "has no known mass. Take the scale off, or scale the observed sites alone."
+        )
+    if not is_discrete(site):
+        try:
+            biject_to(site["fn"].support)
+        except NotImplementedError as error:
+            raise ValueError(
+                f"Latent site {name!r} ({type(base).__name__}) has support "
+                f"{site['fn'].support}, which cannot be mapped to the real line. "
+                "Reparametrise it: see numpyro.infer.reparam."
+            ) from error
+
+
+def _check_discrete(name: str, site: Site) -> None:
+    kind = type(base_distribution(site["fn"])).__name__
+    if not site["fn"].has_enumerate_support:
+        raise ValueError(
+            f"Latent site {name!r} is {kind}, which is discrete and without end, so it "
+            "cannot be summed out. Truncate it to a Categorical, or condition on it."
+        )
+    if importlib.util.find_spec("funsor") is None:
+        raise ValueError(
+            f"Latent site {name!r} is {kind}, which is discrete, and to sum it out takes "
+            "funsor: pip install numpyro_jala[enum]. Or condition on the site."
+        )
+
+
+def _check_observed(name: str, site: Site) -> None:
+    value = site["value"]
+    if isinstance(value, jax.core.Tracer) or is_masked(site):
+        return
+    bad = np.isnan(np.asarray(value, float))
+    if bad.any():
+        where = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise ValueError(
+            f"Observed site {name!r} holds {int(bad.sum())} NaN, the first at index "
+            f"{where}, and a likelihood of NaN is NaN. Leave those rows out, or mask them "
+            "with numpyro.handlers.mask."
+        )
+
+
+def cautions(trace: Trace, is_noisy: bool) -> list[str]:
+    """Return a sentence for each thing that changes what the numbers mean."""
+    said = [sentence for n, site in trace.items() for sentence in _caution(n, site)]
+    if is_noisy:
+        said.append(
+            "The model asks for random numbers beside its sites (prng_key, dropout). They "
+            "are drawn once and held, so the result is that of one network with some "
+            "units dropped. Turn dropout off."
+        )
+    return said
+
+
+def _caution(name: str, site: Site) -> list[str]:
+    if site["type"] == "param" and is_integer(site["value"]):
+        return [
+            f"Param {name!r} is an integer and has no gradient: it stays at "
+            f"{site['value']}. Start it at a float to estimate it."
+        ]
+    if site["type"] == "param" and name.endswith("_centered"):
+        return [
+            f"Param {name!r} belongs to a LocScaleReparam that learns how to centre. The "
+            "likelihood does not depend on it, and it counts as a parameter in AIC and "
+            "BIC. Give LocScaleReparam centered=0 or 1."
+        ]
+    if is_data(site) and is_scaled(site):
+        return [
+            f"Observed site {name!r} is scaled by {site['scale']}: the log-evidence is "
+            "that of a likelihood to a power, not of the data. Compare it only with models "
+            "scaled alike, and do not trust the standard errors."
+        ]
+    if is_data(site):
+        return _broadcast(name, np.shape(site["value"]), tuple(site["fn"].shape()))
+    return []
+
+
+def _broadcast(name: str, seen: tuple[int, ...], shape: tuple[int, ...]) -> list[str]:
+    together = np.broadcast_shapes(seen, shape)
+    if np.prod(together) == np.prod(seen):
+        return []
+    return [
+        f"Observed site {name!r} has shape {seen} and its distribution {shape}: together "
+        f"{together}, so that data count more than once. If that is not meant, mend the "
+        "shapes."
+    ]
+
+
+def describe_dead_start(trace: Trace) -> str:
+    """Say which site has a non-finite log-density at a draw from the prior."""
+    for name, site in trace.items():
+        if site["type"] != "sample":
+            continue
+        log_prob = np.asarray(site["fn"].log_prob(site["value"]))
+        if not np.isfinite(log_prob).all():
+            value = np.asarray(site["value"]).reshape(-1)[:3]
+            return (
+                f"Site {name!r} has log-density {log_prob.sum()} at its value {value} "
+                "under the starting parameters."
+            )
+    return "The gradient of the log-density is not finite at draws from the reference."
+
+
+def find_heaps(draws: np.ndarray, columns: dict[str, np.ndarray]) -> dict[str, float]:
+    """Find sites many of whose prior draws lie at one value, by rounding.
+
+    Close to the edge of its support a draw is rounded to the edge, or to the last number
+    before it. A density cannot be computed beyond, and the mass there is missed.
+
+    Parameters
+    ----------
+    draws
+        Unconstrained latents, (num_draws, dim).
+    columns
+        Those of each latent site.
+
+    Returns
+    -------
+    dict
+        The site's largest share of draws that equal another one.
+    """
+    ordered = np.sort(draws, axis=0)
+    counts = np.sum(np.diff(ordered, axis=0) == 0, axis=0)
+    # Of a million numbers two are the same by chance.
+    shares = np.where(counts > 1, counts, 0) / max(1, len(draws) - 1)
+    worst = {name: shares[index].max(initial=0.0) for name, index in columns.items()}
+    return {name: float(share) for name, share in worst.items() if share > _HEAP}
+
+
+def describe_failure(error: Exception) -> str:
+    """Say that the model itself failed."""
+    return (
+        "The model, run once on the given arguments before anything else, failed: "
+        f"{type(error).__name__}: {error}"
+    )

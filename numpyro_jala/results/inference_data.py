@@ -1,0 +1,206 @@
+"""From the result of a run to what ArviZ holds. This file alone knows ArviZ."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax
+import numpy as np
+import xarray as xr
+
+from numpyro_jala.backend.versions import version_of
+from numpyro_jala.engine.state import ASCEND, CLIMB, Info
+from numpyro_jala.engine.weights import effective_fraction
+from numpyro_jala.inference import programs
+from numpyro_jala.inference.record import Run
+from numpyro_jala.model.sites import describe_dims, observed_data
+from numpyro_jala.results.diagnostics import (
+    best_evidence,
+    diagnostics,
+    island_evidence,
+    num_observations,
+)
+from numpyro_jala.results.estimates import estimates, param_leaves
+
+_PACKAGES = ("numpyro_jala", "numpyro", "jax", "arviz")
+#: Probability of the intervals that are stored.
+_INTERVAL = 0.9
+
+
+#: Draws of the observed sites, and the log-likelihood of what was observed.
+Predicted = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
+
+
+def _name(name: str) -> str:
+    """Return a name that xarray's groups accept."""
+    return name.replace("/", ".")
+
+
+def _dataset(
+    values: dict[str, Any], leading: tuple[str, ...], dims: dict[str, dict[int, Any]]
+) -> xr.Dataset:
+    """Lay arrays out with their plates as dimensions, and a coordinate for each axis."""
+    variables, coords = {}, {}
+    for name, value in values.items():
+        array = np.asarray(value)
+        inner = array.shape[len(leading) :]
+        plates = dims.get(name, {})
+        axes = list(leading)
+        num_own = 0
+        for place, size in enumerate(inner, -len(inner)):
+            plate, plate_size = plates.get(place, ("", 0))
+            if plate_size == size and _name(plate) not in axes:
+                axes.append(_name(plate))
+            else:
+                axes.append(f"{_name(name)}_dim_{num_own}")
+                num_own += 1
+        variables[_name(name)] = (axes, array)
+        for axis, size in zip(axes, array.shape, strict=True):
+            coords[axis] = np.arange(size)
+    return xr.Dataset(variables, coords)
+
+
+def _stage_fields(info: Info) -> dict[str, Any]:
+    num_islands = info.log_evidence.shape[1]
+    # Not by log_mean_exp, which JAX would compile for each number of steps.
+    evidence = np.logaddexp.reduce(info.log_evidence, 1) - np.log(num_islands)
+    # Where no particle lives the evidence is zero and its logarithm minus infinity.
+    known = np.where(np.isfinite(evidence), evidence, 0.0)
+    spread = np.exp(info.log_evidence - known[:, None])
+    error = (
+        spread.std(1, ddof=1) / np.sqrt(num_islands) if num_islands > 1 else 0 * evidence
+    )
+    return {
+        "log_evidence": evidence,
+        "log_evidence_se": error,
+        "ess": info.ess.mean(1),
+        "ess_lowest": info.ess.min(1),
+        "resampled": info.resampled.sum(1),
+        "step_size": info.step_size.mean(1),
+        "grad_norm": info.grad_norm,
+    }
+
+
+def em_fields(run: Run) -> dict[str, np.ndarray]:
+    """Return the traces of the EM steps: what was watched, and every param site."""
+    info = run.infos(ASCEND)
+    if info is None:
+        return {}
+    fields = _stage_fields(info) if run.weighs else {"grad_norm": info.grad_norm}
+    if info.params.shape[1]:
+        leaves = param_leaves(programs.constrain_trace(run.fixed, info.params))
+        taken = {"step", *fields}
+        fields |= {f"{n}_param" if n in taken else n: leaf for n, leaf in leaves.items()}
+    return fields
+
+
+def _attrs(run: Run) -> dict[str, Any]:
+    settings = run.fixed.settings
+    renamed = [name for name in run.trace if "/" in name]
+    known = {
+        "num_params": int(run.fixed.layout.init_params.size),
+        "num_observations": num_observations(run),
+        "num_particles": settings.num_islands * settings.num_particles,
+        "inference_library": "numpyro_jala",
+        "renamed_sites": str({name: _name(name) for name in renamed}),
+        **{f"{name}_version": version_of(name) for name in _PACKAGES},
+    }
+    return known | _weighted_attrs(run) if run.weighs else known
+
+
+def _weighted_attrs(run: Run) -> dict[str, Any]:
+    log_evidence, error = best_evidence(run)
+    settings = run.fixed.settings
+    return {
+        "log_evidence": log_evidence,
+        "log_evidence_se": error,
+        "num_islands": settings.num_islands,
+        "preconditioner": settings.preconditioner,
+        "resampling": settings.resampling,
+        "ess_threshold": settings.ess_threshold,
+        **{f"diagnostic_{k}": v for k, v in diagnostics(run).items()},
+    }
+
+
+def groups(
+    run: Run,
+    samples: dict[str, np.ndarray],
+    weighted: dict[str, np.ndarray],
+) -> dict[str, xr.Dataset]:
+    """Return the groups of the result, of equally weighted draws and of weighted ones."""
+    result = run.result
+    dims = describe_dims(run.trace)
+    chains = ("chain", "draw")
+    found = {
+        "posterior": _dataset(samples, chains, dims),
+        "sample_stats": _dataset({"lp": -np.asarray(result.potential)}, chains, {}),
+        "observed_data": _dataset(observed_data(run.trace), (), dims),
+        "constant_data": _dataset(_constants(run), (), {}),
+    }
+    if run.weighs:
+        stats = {
+            "log_marginal_likelihood": island_evidence(run),
+            "ess": np.asarray(effective_fraction(result.log_weight)),
+        }
+        by_island = _dataset(stats, ("chain",), {})
+        found["sample_stats"] = found["sample_stats"].merge(by_island)
+        weights = {"log_weight": np.asarray(result.log_weight)}
+        found["weighted_posterior"] = _dataset(weighted | weights, chains, dims)
+    if run.fixed.layout.init_params.size:
+        found["estimate"] = _estimate(run)
+    traced = em_fields(run)
+    if traced:
+        found["em_trace"] = _dataset(traced, ("step",), {})
+    annealed = run.infos(CLIMB)
+    if annealed is not None:
+        fields = _stage_fields(annealed) | {"temperature": annealed.temperature.min(1)}
+        found["anneal_trace"] = _dataset(fields, ("step",), {})
+    return found
+
+
+def _estimate(run: Run) -> xr.Dataset:
+    """Return each param site's value, standard error and 90 % interval."""
+    layout, result = run.fixed.layout, run.result
+    found = estimates(layout, result.params, result.uncertainty, prob=_INTERVAL)
+    stacked = {name: np.stack(each) for name, each in found.items()}
+    data = _dataset(stacked, ("statistic",), {})
+    data = data.assign_coords(statistic=["estimate", "se", "low", "high"])
+    return data.assign_attrs(prob=_INTERVAL)
+
+
+def _constants(run: Run) -> dict[str, np.ndarray]:
+    """Return the arrays among the model's arguments that are not observed."""
+    seen = [np.asarray(v) for v in observed_data(run.trace).values()]
+    named = {f"arg_{i}": value for i, value in enumerate(run.args)} | run.kwargs
+    return {
+        name: np.asarray(value)
+        for name, value in named.items()
+        if isinstance(value, np.ndarray | jax.Array)
+        and not any(np.array_equal(value, other) for other in seen)
+    }
+
+
+def to_inference_data(
+    run: Run,
+    samples: dict[str, np.ndarray],
+    weighted: dict[str, np.ndarray],
+    predicted: Predicted | None = None,
+) -> Any:
+    """Return an ``InferenceData``, or a ``DataTree`` where ArviZ is 1.0 or later."""
+    found, attrs = groups(run, samples, weighted), _attrs(run)
+    if predicted is not None:
+        chains = ("chain", "draw")
+        new, log_likelihood = predicted
+        plates = describe_dims(run.trace, events=False)
+        found["posterior_predictive"] = _dataset(new, chains, describe_dims(run.trace))
+        found["log_likelihood"] = _dataset(log_likelihood, chains, plates)
+    if not version_of("arviz").startswith("0."):  # to import it takes more than a second
+        tree = xr.DataTree.from_dict({f"/{name}": data for name, data in found.items()})
+        tree.attrs = attrs
+        return tree
+    with warnings.catch_warnings():
+        # ArviZ 0.23 announces its successor on import.
+        warnings.simplefilter("ignore", FutureWarning)
+        import arviz
+    return arviz.InferenceData(attrs=attrs, warn_on_custom_groups=False, **found)

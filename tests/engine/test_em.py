@@ -1,0 +1,132 @@
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import random
+
+from numpyro_jala.engine import em
+
+COMPLETE = jnp.array([[4.0, 1.0], [1.0, 2.0]])
+MISSING = jnp.array([[1.0, 0.2], [0.2, 1.2]])
+SCORE = jnp.array([0.3, -0.8])
+
+
+def test_a_newton_step_solves_the_observed_information():
+    info = em.information(COMPLETE, MISSING, 1e-6)
+    far = jnp.full(2, 1e6)
+    step = em.trusted_step(info, SCORE, 1.0, 1e-6 * jnp.eye(2), far)
+    expected = -np.linalg.solve(COMPLETE - MISSING, SCORE)
+    np.testing.assert_allclose(step, expected, rtol=1e-3)
+    np.testing.assert_allclose(
+        em.decrement(info, SCORE), -0.5 * SCORE @ expected, rtol=1e-3
+    )
+    half = em.trusted_step(info, SCORE, 0.5, 1e-6 * jnp.eye(2), far)
+    np.testing.assert_allclose(half, 0.5 * expected, rtol=1e-3)
+
+
+def test_what_is_all_missing_is_floored():
+    info = em.information(COMPLETE, COMPLETE, 0.05)
+    np.testing.assert_allclose(info.observed, 0.05, rtol=1e-4)
+    assert em.floor_for(jnp.asarray(True)) == 1.0 and em.floor_for(jnp.asarray(False)) < 0.1
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+def test_a_long_step_ends_on_the_edge_of_the_trust_region_and_still_descends(scale):
+    info = em.information(COMPLETE, 0 * MISSING, 0.05)
+    cost, reach = jnp.array([[5.0, -1.0], [-1.0, 3.0]]), jnp.array([1e3, 1e3])
+    score = scale * jnp.array([3.0, -8.0])
+    step = em.trusted_step(info, score, 0.5, cost, reach)
+    np.testing.assert_allclose(step @ cost @ step, em.TRUST, rtol=1e-2)
+    assert score @ step < 0
+
+
+def test_no_parameter_goes_beyond_its_reach():
+    info = em.information(1e-4 * COMPLETE, 0 * MISSING, 0.05)
+    step = em.trusted_step(info, SCORE, 0.5, 0 * MISSING, jnp.array([0.7, 10.0]))
+    assert abs(step[0]) <= 0.71 and abs(step[1]) <= 10.1
+    assert abs(step[1]) > 1.0
+
+
+def test_a_parameter_of_size_ten_thousand_does_not_hold_up_the_others():
+    info = em.information(jnp.diag(jnp.array([2.4, 29.0])), 0 * MISSING, 0.05)
+    cost, reach = jnp.diag(jnp.array([1e-8, 10.0])), jnp.array([1e4, 0.7])
+    step = em.trusted_step(info, jnp.array([1e-3, 25.0]), 0.4, cost, reach)
+    edge = np.sqrt(em.TRUST / (10.0 + em.TRUST / 0.7**2))
+    np.testing.assert_allclose(step[1], -edge, rtol=0.02)
+
+
+def test_the_gain_falls_with_reversals_only():
+    newton = em.start_newton(2, jnp.float32)
+    newton = newton._replace(complete=COMPLETE, last_step=jnp.array([1.0, 0.0]))
+    assert em.turned_back(newton, jnp.array([-1.0, 0.0]))
+    assert not em.turned_back(newton, jnp.array([1.0, 0.0]))
+    later = newton._replace(reversals=jnp.asarray(30.0))
+    assert em.gain(later) < 0.6 * em.gain(newton)
+
+
+def test_the_average_weighs_step_k_by_its_cube():
+    values = np.random.default_rng(0).normal(size=40)
+    mean = jnp.zeros(())
+    for k, value in enumerate(values, start=1):
+        mean = em.average(mean, value, k)
+    rise = np.cumprod([1.0] + [(k + 3) / k for k in range(1, 40)])
+    np.testing.assert_allclose(mean, np.average(values, weights=rise), rtol=1e-4)
+
+
+def test_missing_information_is_remembered():
+    newton = em.start_newton(2, jnp.float32)
+    first = em.remember(newton, MISSING)
+    np.testing.assert_allclose(first, MISSING)
+    later = em.remember(newton._replace(missing=first), 2 * MISSING)
+    np.testing.assert_allclose(later, 1.1 * MISSING, rtol=1e-5)
+
+
+def test_the_hessian_moves_particles_along():
+    position = random.normal(random.key(0), (3, 4))
+    weight = random.dirichlet(random.key(1), jnp.ones(12)).reshape(3, 4)
+
+    def potential(params, change):
+        moved = position + 0.5 * change[0]
+        return 0.5 * (moved - params[0]) ** 2 + jnp.exp(params[1]) * moved**2
+
+    params = jnp.array([0.4, -0.3])
+    found = em.hessian(potential, params, weight)
+    assert np.isclose(found[0, 0], 0.25 + np.exp(-0.3) * 0.5, rtol=1e-4)
+    mean, square = (weight * position).sum(), (weight * position**2).sum()
+    assert np.isclose(found[0, 1], np.exp(-0.3) * mean, rtol=1e-4)
+    assert np.isclose(found[1, 1], np.exp(-0.3) * square, rtol=1e-4)
+
+
+def test_a_step_is_shortened_to_the_variance_it_may_cause():
+    step = jnp.array([1.0, -2.0])
+    np.testing.assert_allclose(em.shorten(step, 0.4), 0.5 * step, rtol=1e-5)
+    np.testing.assert_array_equal(em.shorten(step, 0.05), step)
+
+
+def test_optax_and_numpyro_optimisers_descend_alike():
+    import numpyro
+
+    start = {"a": jnp.array([1.0, 2.0]), "b": jnp.array(3.0)}
+    score = {"a": jnp.array([0.5, -1.0]), "b": jnp.array(2.0)}
+    ends = []
+    for optim in (optax.sgd(0.1), numpyro.optim.SGD(0.1)):
+        optimiser = em.as_optimiser(optim)
+        params, _ = optimiser.step(score, optimiser.init(start), start)
+        ends.append(params)
+    for params in ends:
+        np.testing.assert_allclose(params["a"], [0.95, 2.1], rtol=1e-6)
+        np.testing.assert_allclose(params["b"], 2.8, rtol=1e-6)
+
+
+def test_a_change_is_near_when_none_of_its_steps_costs_too_much():
+    missing = jnp.array([[2.0, 0.3], [0.3, 1.0]])
+    newton = em.start_newton(2, jnp.float32)._replace(missing=missing)
+    change = jnp.array([0.6, -0.4])
+    cost = float(change @ missing @ change)
+    steps = int(np.ceil(np.sqrt(cost / (4 * em.TRUST))))
+    assert em.is_near(newton, change, steps)
+    assert not em.is_near(newton, change, steps - 1)
+    # Though the cloud can follow, the likelihood may not be quadratic so far.
+    sharp = newton._replace(complete=jnp.diag(jnp.array([0.0, 24.0])))
+    assert em.is_near(sharp, change, steps)
+    assert not em.is_near(sharp, 1.1 * change, steps + 1)

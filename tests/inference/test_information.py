@@ -1,0 +1,269 @@
+"""Score, information and standard errors, on a model whose likelihood is known."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro.distributions import constraints
+from scipy.stats import norm
+
+from numpyro_jala.engine import flow
+from numpyro_jala.inference import information
+from numpyro_jala.inference.information import Information, Moments, Uncertainty, combine
+from numpyro_jala.model.inspection import lay_out
+from numpyro_jala.model.sites import run_once
+from numpyro_jala.results.estimates import estimates
+from tests.tools import SCHOOLS
+
+PARAMS = jnp.array([0.7, 0.3])  # mu and the logarithm of tau, away from the maximum
+
+
+def log_likelihood(params, error=1.0):
+    sd = jnp.sqrt(error**2 + jnp.exp(2 * params[1]))
+    return jnp.sum(dist.Normal(params[0], sd).log_prob(SCHOOLS))
+
+
+def potential(params, temperature, x, error=1.0):
+    mu, log_tau = params
+    prior = dist.Normal(mu, jnp.exp(log_tau)).log_prob(x)
+    return -jnp.sum(prior + dist.Normal(x, error).log_prob(SCHOOLS))
+
+
+def bent(params, temperature, y):
+    """The same latents seen through a bent scale, and mixed with each other."""
+    x = jnp.cumsum(y + 0.3 * jnp.sinh(y))
+    return potential(params, temperature, x) - jnp.sum(jnp.log(1 + 0.3 * jnp.cosh(y)))
+
+
+def exact_draws(num_islands, num_particles, error=1.0):
+    mu, variance = PARAMS[0], jnp.exp(2 * PARAMS[1])
+    shrink = variance / (error**2 + variance)
+    noise = random.normal(random.key(0), (num_islands, num_particles, 6))
+    return mu + shrink * (SCHOOLS - mu) + error * jnp.sqrt(shrink) * noise
+
+
+def bent_draws(num_islands, num_particles):
+    steps = jnp.diff(exact_draws(num_islands, num_particles), axis=-1, prepend=0.0)
+    found = steps
+    for _ in range(30):  # Newton's iterations for the inverse of the bend
+        found -= (found + 0.3 * jnp.sinh(found) - steps) / (1 + 0.3 * jnp.cosh(found))
+    return found
+
+
+def informed(potential_fn, position, dense, follows=True):
+    num_islands, num_particles, _ = position.shape
+    # Unequal weights that are right: half the particles, and the other half twice.
+    weight = jnp.tile(jnp.array([1.0, 0.0, 0.5, 0.5]), num_particles // 4)
+    weight = jnp.tile(weight / weight.sum(), (num_islands, 1))
+    found = information.moments(
+        potential_fn, PARAMS, weight, position, dense, jnp.asarray(follows)
+    )
+    return information.combine([found])
+
+
+ERROR = jnp.array([0.4, 1.0, 2.0, 0.6, 1.5, 0.8])
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_of_a_gaussian_posterior_the_score_is_exact(dense):
+    draws = exact_draws(4, 16, ERROR)
+    if dense:  # latents that sum to the old ones are correlated
+        draws = jnp.diff(draws, axis=-1, prepend=0.0)
+
+    def potential_fn(params, temperature, y):
+        x = jnp.cumsum(y) if dense else y
+        return potential(params, temperature, x, ERROR)
+
+    found = informed(potential_fn, draws, dense)
+    exact = np.asarray(jax.hessian(log_likelihood)(PARAMS, ERROR))
+    assert (found.observed_se < 0.8).all()
+    assert (np.abs(found.observed + exact) < 5 * found.observed_se + 1e-3).all()
+    score = -np.asarray(jax.grad(log_likelihood)(PARAMS, ERROR))
+    np.testing.assert_allclose(found.score, score, rtol=2e-3, atol=2e-3)
+    assert found.score_noise.max() < 1e-5
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_louis_finds_the_score_and_the_information_of_the_likelihood(dense):
+    found = informed(bent, bent_draws(16, 2_000), dense)
+    exact = np.asarray(jax.hessian(log_likelihood)(PARAMS))
+    assert (found.observed_se > 1e-3).all() and (found.observed_se < 0.15).all()
+    assert (np.abs(found.observed + exact) < 4.5 * found.observed_se).all()
+    score = -np.asarray(jax.grad(log_likelihood)(PARAMS))
+    error = np.sqrt(np.diag(found.score_noise))
+    assert (np.abs(found.score - score) < 4.5 * error).all() and (error < 0.05).all()
+
+
+def test_particles_that_follow_know_more():
+    draws = exact_draws(16, 200)
+    following, plain = (informed(potential, draws, True, each) for each in (True, False))
+    assert (following.observed_se < 0.5 * plain.observed_se).all()
+    assert information.is_quieter(following, plain)
+    assert not information.is_quieter(plain, following)
+
+
+def test_an_island_follows_as_the_others_say():
+    position = exact_draws(4, 16)
+    weight = jnp.full((4, 16), 1 / 16)
+    gradient = (position - 1.0) * ERROR + 0.1 * jnp.sin(position)
+    change = 0.5 * gradient + 0.1 * position**2
+    for dense in (True, False):
+
+        def learned(x, g, c, dense=dense):
+            frame = flow.frame(weight, x, g, dense)
+            return jax.tree.leaves((frame, flow.follow(frame, weight, x, c)))
+
+        before = learned(position, gradient, change)
+        after = learned(*(v.at[2].multiply(3.0) for v in (position, gradient, change**2)))
+        also = learned(position, gradient, change**2)
+        for one, two, three in zip(before, after, also, strict=True):
+            np.testing.assert_allclose(two[2], three[2], rtol=2e-3, atol=2e-3)
+            assert not np.allclose(two[1], one[1], rtol=0.01)
+
+
+def test_a_dead_island_says_nothing():
+    position = exact_draws(4, 16)
+    weight = jnp.full((4, 16), 1 / 16).at[3].set(0.0)
+    arguments = (potential, PARAMS)
+    follows = jnp.asarray(True)
+    found = information.combine(
+        [information.moments(*arguments, weight, position, True, follows)]
+    )
+    alone = information.combine(
+        [information.moments(*arguments, weight[:3], position[:3], True, follows)]
+    )
+    np.testing.assert_allclose(found.score, alone.score, rtol=1e-4)
+    np.testing.assert_allclose(found.observed, alone.observed, rtol=1e-3)
+
+
+def test_a_newton_step_leaves_out_its_noise():
+    cov = np.array([[0.5, 0.1], [0.1, 0.2]])
+    known = Uncertainty(cov, np.ones(2, bool), np.zeros(2), 0.0)
+    noise = np.diag([0.4, 0.3])
+    info = Information(np.array([2.0, 1.0]), noise, np.linalg.inv(cov), np.zeros((2, 2)))
+    share = 1 - (0.4 * 0.5 + 0.3 * 0.2) / (np.array([2.0, 1.0]) @ cov @ [2.0, 1.0])
+    expected = -share * cov @ [2.0, 1.0]
+    np.testing.assert_allclose(information.newton_step(info, known), expected)
+    loud = Information(info.score, 100 * noise, info.observed, info.observed_se)
+    np.testing.assert_allclose(information.newton_step(loud, known), 0.0)
+
+
+def test_the_shortfall_of_a_displaced_estimate_is_right():
+    found = information.invert(
+        informed(bent, bent_draws(16, 2_000), True), np.array([True, False])
+    )
+    maximum = norm(SCHOOLS.mean(), SCHOOLS.std()).logpdf(SCHOOLS).sum()
+    shortfall = maximum - float(log_likelihood(PARAMS))
+    assert 0.1 < shortfall < 2 and 0.5 < found.shortfall / shortfall < 2
+    inverse = np.linalg.inv(-np.asarray(jax.hessian(log_likelihood)(PARAMS)))
+    np.testing.assert_allclose(found.covariance, inverse, rtol=0.1, atol=0.01)
+
+
+def test_what_the_data_do_not_determine_is_left_out():
+    observed = np.array([[4.0, 0.1, 1.0], [0.1, 0.4, 0.0], [1.0, 0.0, 2.0]])
+    score = np.array([1.0, 3.0, 0.0])
+    none = np.zeros((3, 3))
+    info = Information(score, none, observed, none)
+    found = information.invert(info, np.array([True, False, False]))
+    np.testing.assert_array_equal(found.known, [True, False, True])
+    inverse = np.linalg.inv(observed[::2, ::2])
+    np.testing.assert_allclose(found.covariance[::2, ::2], inverse)
+    assert np.isnan(found.covariance[1]).all()
+    # The second could gain as much as a curvature of one half, the least, allows.
+    np.testing.assert_allclose(found.promise, [0.0, 3.0**2, 0.0])
+    np.testing.assert_allclose(found.shortfall, 0.5 * inverse[0, 0] + 9.0)
+    noisy = Information(score, np.diag([0.0, 2.0, 0.0]), observed, none)
+    assert (information.invert(noisy, np.array([True, False, False])).promise == 0).all()
+    none = np.zeros((2, 2))
+    flat = Information(score[:2], none, np.array([[1.0, 1.0], [1.0, 1.0]]), none)
+    assert information.invert(flat, np.ones(2, bool)).known.sum() == 1
+
+
+def laid_out(model, *args):
+    trace = run_once(model, random.key(0), args, {})
+    return lay_out(model, trace, args, {})
+
+
+def test_errors_and_intervals_go_through_the_constraint():
+    def model(y):
+        numpyro.param("a", 2.0)
+        numpyro.param("b", 3.0, constraint=constraints.positive)
+        numpyro.param("c", jnp.array([0.2, 0.3, 0.5]), constraint=constraints.simplex)
+        numpyro.sample("x", dist.Normal())
+        numpyro.sample("y", dist.Normal(), obs=y)
+
+    layout = laid_out(model, np.float32(1.0))
+    cov = np.array([[0.04, 0.01, 0, 0], [0.01, 0.09, 0, 0], [0, 0, 1, 0.2], [0, 0, 0.2, 1]])
+    known = Uncertainty(cov, np.ones(4, bool), np.zeros(4), 0.0)
+    found = estimates(layout, layout.init_params, known, 0.9)
+    z = norm.ppf(0.95)
+    np.testing.assert_allclose(found["a"], [2, 0.2, 2 - 0.2 * z, 2 + 0.2 * z], rtol=1e-5)
+    ends = 3 * np.exp([-0.3 * z, 0.3 * z])
+    np.testing.assert_allclose(found["b"], [3, 0.9, *ends], rtol=1e-5)
+    simplex = lambda v: numpyro.distributions.transforms.biject_to(  # noqa: E731
+        constraints.simplex
+    )(v)
+    start = layout.unravel_params(layout.init_params)["c"]
+    jacobian = np.asarray(jax.jacfwd(simplex)(start))
+    errors = np.sqrt(np.diag(jacobian @ cov[2:, 2:] @ jacobian.T))
+    np.testing.assert_allclose(found["c"].standard_error, errors, rtol=1e-4)
+    # So close to the edge of its support that no slope is left in a float.
+    edge = layout.init_params.at[1].set(-95.0)
+    lost = Uncertainty(cov, np.array([True, False, True, True]), np.zeros(4), 0.0)
+    assert np.isnan(estimates(layout, edge, lost, 0.9)["b"].standard_error)
+    unknown = Uncertainty(cov, np.array([True, False, True, True]), np.zeros(4), 0.0)
+    part = estimates(layout, layout.init_params, unknown, 0.9)
+    assert np.isnan(part["b"].standard_error) and np.isfinite(part["c"].low).all()
+
+
+def test_a_run_reports_the_standard_errors_of_the_exact_likelihood(means, capsys):
+    best = jnp.array([SCHOOLS.mean(), 0.5 * jnp.log(SCHOOLS.var() - 1)])
+    cov = np.linalg.inv(-np.asarray(jax.hessian(log_likelihood)(best), float))
+    errors = means.standard_errors()
+    np.testing.assert_allclose(errors["mu"], np.sqrt(cov[0, 0]), rtol=0.05)
+    tau = float(jnp.exp(best[1]))
+    np.testing.assert_allclose(errors["tau"], tau * np.sqrt(cov[1, 1]), rtol=0.1)
+    low, high = means.confidence_intervals(0.8)["tau"]
+    z = norm.ppf(0.9) * errors["tau"] / means.params["tau"]
+    np.testing.assert_allclose(
+        [low, high], means.params["tau"] * np.exp([-z, z]), rtol=1e-3
+    )
+    assert list(means.covariance().columns) == ["mu", "tau"]
+    stored = means.to_inference_data()["estimate"]["tau"]
+    np.testing.assert_allclose(stored.sel(statistic="se"), errors["tau"])
+    np.testing.assert_allclose(stored.sel(statistic="estimate"), means.params["tau"])
+    np.testing.assert_allclose(np.diag(means.correlation()), 1)
+    means.print_summary()
+    text = capsys.readouterr().out
+    assert f"{float(errors['mu']):10.4f}" in text
+
+
+def test_a_standard_deviation_at_zero_is_said_and_leaves_no_nan(compiled_means, capsys):
+    y = np.array([0.9, 1.0, 1.2, 0.8, 1.1, 1.0], np.float32)  # less than unit noise gives
+    jala = compiled_means
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        jala.run(random.key(0), 150, y, progress_bar=False)
+    assert any("hardly determine tau" in str(warning.message) for warning in caught)
+    jala.print_summary()
+    assert "nan" not in capsys.readouterr().out
+    np.testing.assert_allclose(jala.standard_errors()["mu"], np.sqrt(1 / 6), rtol=0.05)
+    maximum = norm(y.mean(), 1).logpdf(y).sum()
+    assert abs(jala.log_evidence - maximum) < 4 * jala.log_evidence_se + 0.05
+
+
+def test_islands_without_finite_moments_are_left_out():
+    rng = np.random.default_rng(0)
+    moments = Moments(*(rng.normal(size=(4, 2, *more)) for more in ((), (2,), (2,))))
+    broken = moments._replace(curvature=moments.curvature.copy())
+    broken.curvature[1] = np.inf
+    kept = Moments(*(np.delete(part, 1, axis=0) for part in moments))
+    for found, expected in zip(combine([broken]), combine([kept]), strict=True):
+        np.testing.assert_allclose(found, expected)
+    broken.curvature[:] = np.nan
+    assert all(np.isnan(part).all() for part in combine([broken]))

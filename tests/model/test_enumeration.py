@@ -1,0 +1,124 @@
+"""Discrete latents beside and within a scan: summed out as by hand, or refused."""
+
+import itertools
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from jax.scipy.special import logsumexp
+from numpyro.contrib.control_flow import scan
+from numpyro.infer.util import log_density
+from scipy.stats import multivariate_normal, norm
+
+from numpyro_jala import JALAEM
+from numpyro_jala.model.inspection import lay_out
+from numpyro_jala.model.sites import run_once
+
+TURN = jnp.array([[0.7, 0.3], [0.2, 0.8]])
+SEEN = np.array([0.3, 1.0, 2.0, -1.0], np.float32)
+
+
+def walk(y):
+    """A discrete latent beside a scan of others."""
+    z = numpyro.sample("z", dist.Bernoulli(0.4))
+
+    def move(level, seen):
+        level = numpyro.sample("level", dist.Normal(0.5 * level, 1.0))
+        numpyro.sample("y", dist.Normal(level + 2.0 * z, 0.5), obs=seen)
+        return level, None
+
+    scan(move, 0.0, y)
+    numpyro.sample("e", dist.Normal(2.0 * z, 1.0), obs=0.7)
+
+
+def chain(y, reaches, num_others=1):
+    """One with which a chain begins, and which may reach into its body; and others."""
+    numpyro.sample("w", dist.Normal(0.0, 1.0))
+    z = numpyro.sample("z", dist.Bernoulli(0.4))
+    with numpyro.plate("apart", num_others):
+        numpyro.sample("others", dist.Bernoulli(0.3))
+
+    def move(state, seen):
+        state = numpyro.sample("state", dist.Categorical(TURN[state]))
+        mean = state + 2.0 * z if reaches else 1.0 * state
+        numpyro.sample("y", dist.Normal(mean, 0.5), obs=seen)
+        return state, None
+
+    scan(move, z, y)
+
+
+def staying(y):
+    """One that is drawn in the body, as the refusal of the above advises."""
+    numpyro.sample("w", dist.Normal(0.0, 1.0))
+    stay = jnp.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.4]])
+
+    def move(carry, seen):
+        z, state = carry
+        z = numpyro.sample("z", dist.Categorical(stay[z]))
+        state = numpyro.sample("state", dist.Categorical(TURN[state]))
+        numpyro.sample("y", dist.Normal(state + 2.0 * z, 0.5), obs=seen)
+        return (z, state), None
+
+    scan(move, (2, 0), y)
+
+
+# With three steps the scan has as many after its first as the latent has values.
+@pytest.mark.parametrize("num_steps", [3, 4])
+@pytest.mark.parametrize("model", [walk, partial(chain, reaches=False), staying])
+def test_the_sum_is_that_by_hand(model, num_steps):
+    model = partial(model, SEEN[:num_steps])
+    trace = run_once(model, random.key(0), (), {})
+    layout = lay_out(model, trace, (), {})
+    known = layout.unravel_latents(layout.anchor)
+    shapes = [np.shape(trace[name]["value"]) for name in layout.discrete]
+    values = [itertools.product((0, 1), repeat=int(np.prod(shape))) for shape in shapes]
+    log_joint = jax.jit(lambda drawn: log_density(model, (), {}, known | drawn)[0])
+    logs = []
+    for each in itertools.product(*values):
+        drawn = {
+            name: jnp.reshape(jnp.array(value), shape)
+            for name, value, shape in zip(layout.discrete, each, shapes, strict=True)
+        }
+        logs.append(log_joint(drawn))
+    found = -layout.joint([])(layout.init_params, jnp.ones(()), layout.anchor)
+    np.testing.assert_allclose(found, logsumexp(jnp.array(logs)), rtol=1e-5)
+
+
+def test_a_discrete_latent_beside_a_scan_is_summed_out():
+    lag = np.subtract.outer(np.arange(4), np.arange(4))
+    root = np.where(lag >= 0, 0.5 ** np.maximum(lag, 0), 0.0)
+    covariance = root @ root.T + 0.25 * np.eye(4)
+    parts = [
+        np.log(share)
+        + multivariate_normal.logpdf(SEEN, np.full(4, mean), covariance)
+        + norm.logpdf(0.7, mean, 1.0)
+        for share, mean in ((0.6, 0.0), (0.4, 2.0))
+    ]
+    jala = JALAEM(walk, num_particles=256)
+    jala.run(random.key(1), 0, SEEN, progress_bar=False)
+    assert jala.log_evidence_se < 0.1
+    error = jala.log_evidence - np.logaddexp(*parts)
+    assert abs(error) < 4 * jala.log_evidence_se + 0.005
+    assert set(jala.get_samples()) == {"level"}
+    with pytest.raises(ValueError, match="scan.*'z'.*cannot be drawn"):
+        jala.predict(random.key(0))
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (partial(chain, SEEN, True), r"\['z', .*\['state'\], and its body depends on them"),
+        (
+            partial(chain, SEEN, False, 7),
+            r"\['z', 'others'\].*more than 64 values together",
+        ),
+    ],
+)
+def test_a_sum_that_is_not_right_is_refused(model, words):
+    with pytest.raises(ValueError, match=words):
+        JALAEM(model).run(random.key(0), 0)

@@ -1,0 +1,314 @@
+"""Bad input gets a sentence."""
+
+import importlib.util
+import warnings
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from jax import random
+from numpyro import handlers
+from numpyro.contrib.control_flow import cond, scan
+from numpyro.distributions import constraints
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoDiagonalNormal
+from numpyro.infer.reparam import LocScaleReparam, NeuTraReparam
+
+from numpyro_jala import JALAEM
+from numpyro_jala.model import validation
+from tests.tools import SCHOOLS, normal_means
+
+
+def refuse(model, match, *args, **kwargs):
+    with pytest.raises(ValueError, match=match):
+        JALAEM(model).run(random.key(0), 1, *args, progress_bar=False, **kwargs)
+
+
+def test_no_latent_site():
+    def model(y):
+        mu = numpyro.param("mu", 0.0)
+        numpyro.sample("y", dist.Normal(mu, 1), obs=y)
+
+    refuse(model, "no latent sample site.*'mu', 'y'.*add one on which nothing", SCHOOLS)
+
+
+def test_no_observed_site():
+    refuse(normal_means, "no observed site and no factor.*Did you pass the data")
+
+
+def test_improper_prior():
+    def model(y):
+        x = numpyro.sample("x", dist.ImproperUniform(constraints.real, (), ()))
+        numpyro.sample("y", dist.Normal(x, 1), obs=y)
+
+    refuse(model, "'x' has an improper prior", SCHOOLS)
+
+
+def discrete(fn):
+    def model(y):
+        k = numpyro.sample("k", fn)
+        x = numpyro.sample("x", dist.Normal())
+        numpyro.sample("y", dist.Normal(k + x, 1), obs=y)
+
+    return model
+
+
+def test_discrete_latents_take_funsor(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    model = discrete(dist.Bernoulli(0.3))
+    refuse(model, r"'k' is BernoulliProbs.*numpyro_jala\[enum\]", SCHOOLS)
+
+
+def test_a_discrete_latent_without_end():
+    refuse(discrete(dist.Poisson(2.0)), "'k' is Poisson, which is discrete and", SCHOOLS)
+
+
+def test_nothing_but_discrete_latents():
+    def model(y):
+        k = numpyro.sample("k", dist.Bernoulli(0.3))
+        numpyro.sample("y", dist.Normal(k, 1), obs=y)
+
+    refuse(model, r"All latent sites are discrete \(\['k'\]\)", SCHOOLS)
+
+
+def test_delta_latent():
+    def model(y):
+        x = numpyro.sample("x", dist.Delta(1.0))
+        numpyro.sample("y", dist.Normal(x, 1), obs=y)
+
+    refuse(model, "'x' is a Delta", SCHOOLS)
+
+
+def test_param_in_the_body_of_a_scan():
+    def model(y):
+        def move(x, seen):
+            x = numpyro.sample("x", dist.Normal(x + numpyro.param("drift", 0.0), 1))
+            numpyro.sample("y", dist.Normal(x, 1), obs=seen)
+            return x, None
+
+        scan(move, 0.0, y)
+
+    refuse(model, "Param 'drift' stands in the body of a scan", SCHOOLS)
+
+
+def test_param_in_a_branch():
+    def model(y):
+        x = numpyro.sample("x", dist.Normal())
+        shift = cond(x > 0, *[lambda _: numpyro.param("up", 1.0)] * 2, None)
+        numpyro.sample("y", dist.Normal(x + shift, 1), obs=y)
+
+    refuse(model, "Param 'up' stands in the body of a scan or cond", SCHOOLS)
+
+
+def around_the_latent(handler):
+    def model(y):
+        with handler:
+            x = numpyro.sample("x", dist.Normal())
+        numpyro.sample("y", dist.Normal(x, 1), obs=y)
+
+    return model
+
+
+def test_masked_latent():
+    model = around_the_latent(handlers.mask(mask=False))
+    refuse(model, "'x' is masked, which takes its prior away", SCHOOLS)
+
+
+def test_neutra():
+    def model(y):
+        x = numpyro.sample("x", dist.Normal())
+        numpyro.sample("y", dist.Normal(x, 1), obs=y)
+
+    guide = AutoDiagonalNormal(model)
+    svi = SVI(model, guide, optax.adam(0.1), Trace_ELBO())
+    params = svi.run(random.key(0), 3, SCHOOLS, progress_bar=False).params
+    moved = NeuTraReparam(guide, params).reparam(model)
+    refuse(moved, "'auto_shared_latent' is masked", SCHOOLS)
+
+
+def test_scaled_latent():
+    model = around_the_latent(handlers.scale(scale=2.0))
+    refuse(model, "'x' is scaled by 2.0", SCHOOLS)
+
+
+def test_mutable_state():
+    def model(y):
+        numpyro.primitives.mutable("count", {"value": 0})
+        x = numpyro.sample("x", dist.Normal())
+        numpyro.sample("y", dist.Normal(x, 1), obs=y)
+
+    refuse(model, "'count' is a mutable state", SCHOOLS)
+
+
+def test_branching_on_a_latent():
+    def model(y):
+        x = numpyro.sample("x", dist.Normal())
+        numpyro.sample("y", dist.Normal(x if x > 0 else -x, 1), obs=y)
+
+    refuse(model, "asks for the value of a latent or a param, after site 'x'", SCHOOLS)
+
+
+def test_a_support_without_a_map_to_the_real_line():
+    def model(y):
+        x = numpyro.sample("x", dist.ProjectedNormal(jnp.array([1.0, 2.0])))
+        numpyro.sample("y", dist.Normal(x[0], 1), obs=y)
+
+    refuse(model, r"'x' \(ProjectedNormal\) has support.*reparam", SCHOOLS)
+
+
+@pytest.mark.parametrize(
+    ("value", "constraint", "match"),
+    [
+        (-1.0, constraints.positive, r"'theta' starts at -1.0, outside"),
+        (0.0, constraints.nonnegative, r"'theta' starts at 0.0, outside or at the edge"),
+        (np.nan, constraints.real, r"'theta' starts at nan"),
+        (jnp.ones(2), constraints.sphere, r"'theta' has the constraint .*phere"),
+    ],
+)
+def test_params_that_cannot_start(value, constraint, match):
+    def model(y):
+        theta = numpyro.param("theta", value, constraint=constraint)
+        x = numpyro.sample("x", dist.Normal(jnp.nan_to_num(jnp.sum(theta)), 1))
+        numpyro.sample("y", dist.Normal(x, 1), obs=y)
+
+    refuse(model, match, SCHOOLS)
+
+
+def test_a_model_that_fails():
+    refuse(normal_means, "given arguments before anything else, failed: TypeError", 1, 2, 3)
+
+    def model(y):
+        x = numpyro.sample("x", dist.Normal(jnp.zeros(3), 1.0).to_event(1))
+        numpyro.sample("y", dist.Normal(x, 1), obs=y)
+
+    refuse(model, "failed after site 'y'.*disagree", SCHOOLS[:4])
+
+
+def test_a_guide_does_not_see_what_is_masked():
+    def model(y):
+        x = numpyro.sample("x", dist.Normal())
+        mask = np.array([True, False] * 3)
+        numpyro.sample("y", dist.Normal(x, 1).expand([6]), obs=y, obs_mask=mask)
+
+    jala = JALAEM(model, reference=AutoDiagonalNormal(model))
+    with pytest.raises(ValueError, match="has masked latents, which a guide"):
+        jala.run(random.key(0), 1, SCHOOLS, progress_bar=False)
+
+
+def test_what_changes_the_meaning_of_the_numbers_is_said():
+    def model(y):
+        count = numpyro.param("count", 2)
+        numpyro.sample("wide", dist.Normal(jnp.zeros((2, 1)), 1.0), obs=y[:2])
+        with handlers.reparam(config={"x": LocScaleReparam()}):
+            x = numpyro.sample("x", dist.Normal(0.5, 2.0))
+        kept = random.bernoulli(numpyro.prng_key(), 0.5, (6,))
+        with handlers.scale(scale=3.0):
+            numpyro.sample("y", dist.Normal(count * x * kept, 1.0), obs=y)
+
+    jala = JALAEM(model, num_particles=32, num_islands=4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        jala.run(random.key(0), 3, SCHOOLS, progress_bar=False)
+    said = " ".join(str(warning.message) for warning in caught)
+    for text in (
+        "'count' is an integer and has no gradient: it stays at 2",
+        "'x_centered' belongs to a LocScaleReparam that learns",
+        "'y' is scaled by 3.0",
+        r"'wide' has shape (2,) and its distribution (2, 1): together (2, 2)",
+        "asks for random numbers beside its sites",
+    ):
+        assert text in said
+    assert set(jala.params) == {"x_centered"} and np.isfinite(jala.log_evidence)
+
+
+def test_subsampled_plate():
+    def model(y):
+        x = numpyro.sample("x", dist.Normal(0, 1))
+        with numpyro.plate("rows", 6, subsample_size=2) as index:
+            numpyro.sample("y", dist.Normal(x, 1), obs=y[index])
+
+    refuse(model, "'rows' subsamples 2 of 6", SCHOOLS)
+
+
+def test_nan_in_the_data():
+    bad = SCHOOLS.copy()
+    bad[2] = np.nan
+    refuse(normal_means, r"'y' holds 1 NaN, the first at index \(2,\)", bad)
+
+
+def test_unknown_init_params():
+    refuse(
+        normal_means, r"init_params names \['sigma'\]", SCHOOLS, init_params={"sigma": 1.0}
+    )
+
+
+def test_init_params_outside_their_constraint():
+    refuse(
+        normal_means,
+        r"init_params\['tau'\] = -1.0 lies",
+        SCHOOLS,
+        init_params={"tau": -1.0},
+    )
+
+
+def test_non_finite_start():
+    def model(y):
+        x = numpyro.sample("x", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Uniform(x, x + 1), obs=y)
+
+    with pytest.warns(UserWarning, match="Out-of-support"):
+        refuse(model, "No particle has a finite.*Site 'y'", jnp.array([-90.0, 90.0]))
+
+
+def test_particles_of_other_names_or_sizes():
+    jala = JALAEM(normal_means, num_particles=16, num_islands=4)
+    for given, match in (
+        ({"z": np.zeros(16)}, "names"),
+        ({"x": np.zeros((3, 6))}, "shape"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            jala.run(random.key(0), 1, SCHOOLS, init_particles=given)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        (dict(num_particles=100), "not a multiple.*num_particles=96"),
+        (dict(num_islands=1), "asks for adaptation"),
+        (dict(num_islands=1, step_size=0.1), "preconditioner='auto' asks for adaptation"),
+        (dict(step_size=-1.0), "not positive"),
+        (dict(preconditioner="full"), "not one of"),
+        (dict(resampling="best"), "not one of"),
+        (dict(ess_threshold=2.0), "between 0"),
+        (dict(slowness=0.5), "slowness=0.5 is not a number of at least 1"),
+        (dict(num_particles=24), "islands of 3.*at least 32"),
+    ],
+)
+def test_options(options, match):
+    with pytest.raises(ValueError, match=match):
+        JALAEM(normal_means, **options)
+
+
+def test_annealing_needs_other_islands():
+    jala = JALAEM(normal_means, num_islands=1, step_size=0.1, preconditioner=None)
+    with pytest.raises(ValueError, match="Give init_particles"):
+        jala.run(random.key(0), 1, SCHOOLS)
+
+
+def test_a_result_before_a_run():
+    with pytest.raises(ValueError, match="Call run first"):
+        JALAEM(normal_means).log_evidence  # noqa: B018
+    with pytest.raises(ValueError, match="reference="):
+        JALAEM(normal_means, reference="posterior").run(random.key(0), 1, SCHOOLS)
+
+
+def test_two_draws_that_are_the_same_by_chance_are_no_heap():
+    draws = np.linspace(-1.0, 1.0, 2 * 32).reshape(32, 2)
+    columns = {"x": np.array([0]), "y": np.array([1])}
+    draws[5, 0] = draws[4, 0]
+    assert validation.find_heaps(draws, columns) == {}
+    draws[6, 0] = draws[4, 0]
+    assert validation.find_heaps(draws, columns) == {"x": pytest.approx(2 / 31)}
