@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from numpyro_jala._typing import Array, PRNGKey, Tree
 from numpyro_jala.backend import sharding
 from numpyro_jala.engine import em, sampler
-from numpyro_jala.engine.state import ASCEND, Info, Settings, State
+from numpyro_jala.engine.state import EM_STEP, Info, Settings, State
 from numpyro_jala.engine.weights import log_mean_exp
 from numpyro_jala.fitter import Fitter
 from numpyro_jala.inference import loop, options, programs, reference
@@ -78,7 +78,7 @@ class JALAEM(Fitter):
     reference
         Where annealing starts: "prior", "laplace", a Gaussian autoguide, which is then
         fitted, or a pair of one and its fitted params.
-    slowness
+    annealing_effort
         How many times as many moves to take on the way to the posterior. Slower, very
         many latents keep up, and the islands agree on the evidence along the path.
     matmul_precision
@@ -123,7 +123,7 @@ class JALAEM(Fitter):
         resampling: str = "systematic",
         ess_threshold: float = 0.5,
         reference: Any = "prior",
-        slowness: float = 1.0,
+        annealing_effort: float = 1.0,
         matmul_precision: str | None = None,
         mesh: Mesh | None = None,
     ) -> None:
@@ -135,7 +135,7 @@ class JALAEM(Fitter):
             resampling,
             ess_threshold,
         )
-        options.check_slowness(slowness)
+        options.check_annealing_effort(annealing_effort)
         options.check_mesh(mesh, num_islands)
         super().__init__(model, matmul_precision)
         self.optim = optim
@@ -146,7 +146,7 @@ class JALAEM(Fitter):
         self.resampling = resampling
         self.ess_threshold = ess_threshold
         self.reference = reference
-        self.slowness = slowness
+        self.annealing_effort = annealing_effort
         self.mesh = mesh
         self._optimiser = em.as_optimiser(optim or em.default_for_many())
 
@@ -180,7 +180,7 @@ class JALAEM(Fitter):
     def update(self, state: State, *args: Any, **kwargs: Any) -> tuple[State, Info]:
         """Take one EM step: move the parameters, then the particles."""
         problem, settings = self._problem(args, kwargs)
-        stage = jnp.asarray(ASCEND)
+        stage = jnp.asarray(EM_STEP)
         goal = state.target.params
         with sharding.over(self.mesh):
             return sampler.step(problem, settings, state, stage, goal, stage)
@@ -256,7 +256,7 @@ class JALAEM(Fitter):
         model_key, fit_key, start_key = random.split(rng_key, 3)
         start = Start(init_params, init_particles, init_log_evidence, init_state)
         run = self._run = self._prepare(model_key, fit_key, start, args, kwargs)
-        for message in validation.cautions(run.trace, run.fixed.layout.is_noisy):
+        for message in validation.model_warnings(run.trace, run.fixed.layout.is_noisy):
             warnings.warn(message, stacklevel=2)
         saver = state = None
         if checkpoint is not None:
@@ -267,8 +267,8 @@ class JALAEM(Fitter):
             state = self._first_state(start_key, run, start)
         state = loop.anneal(run, state, num_steps == 0, progress_bar, saver)
         state = loop.ascend(run, state, num_steps, progress_bar, saver)
-        loop.finish(run, state)
-        for message in diagnostics.doubts(run):
+        loop.conclude(run, state)
+        for message in diagnostics.warning_messages(run):
             warnings.warn(message, stacklevel=2)
         return self.to_inference_data()
 
@@ -300,7 +300,7 @@ class JALAEM(Fitter):
             layout = run.fixed.layout
             draws = np.asarray(sharding.fetch(state.cloud.position))
             draws = draws.reshape(-1, layout.dim)
-            run.heaps = validation.find_heaps(draws, layout.columns())
+            run.tied_draws = validation.find_tied_draws(draws, layout.columns())
         return state
 
     def _settings(self, layout: Layout) -> Settings:
@@ -319,7 +319,7 @@ class JALAEM(Fitter):
             optimiser=self._optimiser,
             newton=self.optim is None and few_params,
             trusted=self.optim is None and not few_params,
-            slowness=self.slowness,
+            annealing_effort=self.annealing_effort,
             mesh=self.mesh,
         )
 
@@ -332,13 +332,13 @@ class JALAEM(Fitter):
         rng_key, data, params = sharding.place(mesh, (rng_key, data, params))
         if start.particles is None:
             options.check_can_anneal(self.num_islands, self.preconditioner)
-            return programs.start, (fixed, rng_key, data, params)
+            return programs.initial_state, (fixed, rng_key, data, params)
         options.check_particles(start.particles, fixed.layout.latents, self.num_particles)
         given = {name: jnp.asarray(value) for name, value in start.particles.items()}
         known = 0.0 if start.log_evidence is None else start.log_evidence
         first = jnp.asarray(known, params.dtype)
         given, first = sharding.place(mesh, (given, first))
-        return programs.start_given, (fixed, rng_key, data, params, given, first)
+        return programs.initial_state_given, (fixed, rng_key, data, params, given, first)
 
     def _check_alive_start(self, state: State, trace: Trace) -> None:
         if not bool(jnp.isfinite(state.cloud.log_weight).any()):

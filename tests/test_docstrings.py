@@ -15,7 +15,9 @@ SHOWN = sorted(
 
 
 def test_what_users_call_has_examples():
-    assert {"results.comparison", "engine.em", "jalaem", "baselines.algorithms"} <= set(SHOWN)
+    assert {"results.comparison", "engine.em", "jalaem", "baselines.algorithms"} <= set(
+        SHOWN
+    )
 
 
 @pytest.mark.parametrize("name", SHOWN)

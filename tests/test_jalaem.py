@@ -19,7 +19,7 @@ from scipy.stats import multivariate_normal
 
 from numpyro_jala import JALAEM
 from numpyro_jala.engine import weights
-from numpyro_jala.engine.state import ASCEND, REST
+from numpyro_jala.engine.state import EM_STEP, REST
 from numpyro_jala.inference import programs
 from tests.tools import (
     SCHOOLS,
@@ -109,10 +109,10 @@ def test_numbers_of_python_do_not_compile_the_walk_twice():
         x = numpyro.sample("x", dist.Normal(numpyro.param("mu", 0.0), 1.0))
         numpyro.sample("y", dist.Normal(x, 1.0), obs=y)
 
-    before = programs.walk._cache_size()
+    before = programs.run_steps._cache_size()
     jala = JALAEM(model, optax.sgd(0.1), num_particles=32, num_islands=4)
     jala.run(random.key(0), 25, SCHOOLS[0], init_params={"mu": 0.5}, progress_bar=False)
-    assert programs.walk._cache_size() == before + 1
+    assert programs.run_steps._cache_size() == before + 1
 
 
 @pytest.mark.parametrize("first", [{"mu": 0.2, "tau": 1.1}, {"mu": 1.4, "tau": 1.9}])
@@ -388,31 +388,31 @@ def said(jala, num_steps, *args, **kwargs):
 
 
 def test_an_interrupted_run_ends_with_what_is_there(means, monkeypatch):
-    walk, calls = programs.walk, []
+    run_steps, calls = programs.run_steps, []
 
     def interrupted(fixed, data, state, stage, *rest):
         calls.append(int(stage))
-        if calls.count(ASCEND) == 2 and int(stage) == ASCEND:
+        if calls.count(EM_STEP) == 2 and int(stage) == EM_STEP:
             raise KeyboardInterrupt
-        return walk(fixed, data, state, stage, *rest)
+        return run_steps(fixed, data, state, stage, *rest)
 
-    monkeypatch.setattr(programs, "walk", interrupted)
+    monkeypatch.setattr(programs, "run_steps", interrupted)
     assert "Interrupted after 10 of 60" in said(means, 60, SCHOOLS)
     assert int(means.last_state.num_steps) == 10 and np.isfinite(means.log_evidence)
 
 
 def test_when_all_particles_die_the_last_good_state_is_kept(means, monkeypatch):
-    good, walk = [], programs.walk
+    good, run_steps = [], programs.run_steps
 
     def deadly(fixed, data, state, *rest):
-        new, infos, count = walk(fixed, data, state, *rest)
+        new, infos, count = run_steps(fixed, data, state, *rest)
         if len(good) == 3:
             dead = jnp.full_like(new.cloud.log_weight, -jnp.inf)
             return new._replace(cloud=new.cloud._replace(log_weight=dead)), infos, count
         good.append(new)
         return new, infos, count
 
-    monkeypatch.setattr(programs, "walk", deadly)
+    monkeypatch.setattr(programs, "run_steps", deadly)
     with pytest.raises(RuntimeError, match="kept in last_state"):
         means.run(random.key(0), 200, SCHOOLS, progress_bar=False)
     assert means.last_state is good[-1]
@@ -465,11 +465,11 @@ def test_too_few_steps_are_said(compiled_means):
 def test_a_slower_path_has_more_temperatures_and_more_moves_at_each():
     x, y = regression_data()
     rises = {}
-    for slowness in (1, 16):
-        jala = JALAEM(regression, num_particles=128, slowness=slowness)
+    for annealing_effort in (1, 16):
+        jala = JALAEM(regression, num_particles=128, annealing_effort=annealing_effort)
         idata = jala.run(random.key(0), 0, x, y, progress_bar=False)
         temperature = idata["anneal_trace"]["temperature"]
-        rises[slowness] = np.flatnonzero(np.diff(temperature) > 0)
+        rises[annealing_effort] = np.flatnonzero(np.diff(temperature) > 0)
         error = jala.log_evidence - regression_log_evidence(x, y)
         assert abs(error) < 4 * jala.log_evidence_se < 0.2
     assert set(np.diff(rises[1])) == {2} and set(np.diff(rises[16])) == {5}

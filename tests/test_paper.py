@@ -140,7 +140,7 @@ def test_digits_are_drawn_by_class_and_standardised(experiment):
 def test_networks_are_trained(experiment, monkeypatch, tmp_path, capsys):
     few = dict(units=2, images=40, steps=10, printed_particles=4, particles=32)
     module = experiment("networks")
-    run(module, monkeypatch, tmp_path, **few, fit_steps=2, slowness=1.0)
+    run(module, monkeypatch, tmp_path, **few, fit_steps=2, annealing_effort=1.0)
     out = capsys.readouterr().out
     assert "| 49 | 2 | JALA-EM |" in out
     assert (tmp_path / "printed.png").exists() and (tmp_path / "alive.png").exists()

@@ -9,7 +9,7 @@ from jax import random
 from jax.sharding import Mesh
 
 from numpyro_jala import JALAEM
-from numpyro_jala.engine.state import ASCEND
+from numpyro_jala.engine.state import EM_STEP
 from numpyro_jala.inference import programs
 from tests.tools import SCHOOLS, normal_means
 
@@ -42,13 +42,13 @@ def main(rank, port, checkpoint):
     jala = fit(10, checkpoint)
     mean = jala.get_samples()["x"].mean()
     print("FOUND", float(jala.params["mu"]), jala.log_evidence, float(mean), flush=True)
-    walk = programs.walk
+    run_steps = programs.run_steps
 
     def fatal(fixed, data, state, stage, *rest):
-        step = die if rank == 1 and stage == ASCEND else walk
+        step = die if rank == 1 and stage == EM_STEP else run_steps
         return step(fixed, data, state, stage, *rest)
 
-    programs.walk = fatal
+    programs.run_steps = fatal
     fit(20, checkpoint)
 
 

@@ -57,7 +57,7 @@ def small_jala(
     return runs_of(small, fit, num_steps)
 
 
-def rival(
+def baseline(
     kind: type, fit: Fit, num_particles: int, step_size: float, rate: float, num_steps: int
 ) -> Way:
     """Run PGD or SOUL, the params moved by Adam."""
@@ -86,15 +86,15 @@ def grid(*choices: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     return list(itertools.product(*choices))
 
 
-_RIVAL_SETTINGS = grid((10, 100), (1e-3, 1e-2), (1e-2, 1e-1), (300, 1_000, 3_000))
+_BASELINE_SETTINGS = grid((10, 100), (1e-3, 1e-2), (1e-2, 1e-1), (300, 1_000, 3_000))
 _SMALL_SETTINGS = [*grid((64, 128), (10, 25)), (64, 10, "diagonal")]
 _SVI_SETTINGS = grid((1e-2, 1e-1), (300, 1_000, 3_000, 10_000))
 #: Ways, and the settings to try.
 WAYS: dict[str, tuple[Callable[..., Way], list[tuple[Any, ...]]]] = {
     "jala": (jala, [(25,), (50,), (100,)]),
     "small_jala": (small_jala, _SMALL_SETTINGS),
-    "pgd": (partial(rival, PGD), _RIVAL_SETTINGS),
-    "soul": (partial(rival, SOUL), _RIVAL_SETTINGS),
+    "pgd": (partial(baseline, PGD), _BASELINE_SETTINGS),
+    "soul": (partial(baseline, SOUL), _BASELINE_SETTINGS),
     "svi_normal": (partial(svi, AutoNormal), _SVI_SETTINGS),
     "svi_multivariate": (partial(svi, AutoMultivariateNormal), _SVI_SETTINGS),
 }

@@ -26,7 +26,7 @@ from records import emit
 from speed import in_turn
 
 from numpyro_jala import JALAEM
-from numpyro_jala.engine.state import ASCEND
+from numpyro_jala.engine.state import EM_STEP
 from numpyro_jala.inference import programs
 from numpyro_jala.jalaem import Start
 
@@ -52,11 +52,13 @@ def measure(
     state = jala._first_state(random.key(2), run, start)
     target = state.target._replace(temperature=np.ones(ISLANDS, np.float32))
     state = state._replace(target=target, plan=state.plan._replace(target=target))
-    numbers = np.asarray(ASCEND), np.asarray(NUM_STEPS), target.params, np.asarray(0)
-    walk = programs.walk.lower(run.fixed, run.placed, state, *numbers).compile()
-    memory = walk.memory_analysis()
-    state = walk(run.placed, state, *numbers)[0]
-    seconds = in_turn(3, walk=lambda: walk(run.placed, state, *numbers))["walk"]
+    numbers = np.asarray(EM_STEP), np.asarray(NUM_STEPS), target.params, np.asarray(0)
+    run_steps = programs.run_steps.lower(run.fixed, run.placed, state, *numbers).compile()
+    memory = run_steps.memory_analysis()
+    state = run_steps(run.placed, state, *numbers)[0]
+    seconds = in_turn(3, run_steps=lambda: run_steps(run.placed, state, *numbers))[
+        "run_steps"
+    ]
     return {
         "step_ms": 1e3 * seconds / NUM_STEPS,
         "ns_per_particle": 1e9 * seconds / NUM_STEPS / jala.num_particles,

@@ -26,7 +26,7 @@ from records import emit
 from numpyro_jala import JALAEM
 from numpyro_jala.backend.precision import HIGHEST, THREE_PASSES, exactly
 from numpyro_jala.engine import sampler
-from numpyro_jala.engine.state import ASCEND, REST
+from numpyro_jala.engine.state import EM_STEP, REST
 from numpyro_jala.inference import programs
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "paper"))
@@ -130,15 +130,15 @@ def against_evaluation(num_particles: int, repeats: int) -> None:
 
         return lax.fori_loop(0, chunk, again, position)
 
-    def walk(stage: int) -> Callable[[], Any]:
+    def run_steps(stage: int) -> Callable[[], Any]:
         numbers = np.asarray(stage), np.asarray(chunk), goal, np.asarray(0)
-        return lambda: programs.walk(fixed, run.data, state, *numbers)
+        return lambda: programs.run_steps(fixed, run.data, state, *numbers)
 
     times = in_turn(
         repeats,
         evaluation=lambda: evaluate(run.data, state.cloud.position),
-        rest=walk(REST),
-        ascent=walk(ASCEND),
+        rest=run_steps(REST),
+        ascent=run_steps(EM_STEP),
     )
     per_step = {f"{name}_ms": 1e3 * value / chunk for name, value in times.items()}
     share = 1 - times["evaluation"] / times["rest"]

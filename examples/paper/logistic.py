@@ -104,12 +104,12 @@ def fit_printed(num_particles, num_steps, rng_key, step_size, rate, x, y):
     return infos.params[:, 0], state.cloud.position[0], weight
 
 
-def fit_rival(kind, num_particles, num_steps, rng_key, step_size, rate, x, y):
+def fit_baseline(kind, num_particles, num_steps, rng_key, step_size, rate, x, y):
     """Run PGD, with one step size, or SOUL."""
     optim = None if kind is PGD else optax.sgd(rate)
-    rival = kind(model, optim, step_size=step_size, num_particles=num_particles)
-    state = rival.init(rng_key, x, y)
-    state, infos = ascend(rival, state, num_steps, x, y)
+    baseline = kind(model, optim, step_size=step_size, num_particles=num_particles)
+    state = baseline.init(rng_key, x, y)
+    state, infos = ascend(baseline, state, num_steps, x, y)
     weight = jnp.full(num_particles, 1 / num_particles)
     return infos.params[:, 0], state.position[0], weight
 
@@ -128,8 +128,8 @@ def fit_default(num_particles, num_steps, rng_key, step_size, rate, x, y):
 
 FITS = {
     "JALA-EM": fit_printed,
-    "PGD": partial(fit_rival, PGD),
-    "SOUL": partial(fit_rival, SOUL),
+    "PGD": partial(fit_baseline, PGD),
+    "SOUL": partial(fit_baseline, SOUL),
     "JALAEM, defaults": fit_default,
 }
 

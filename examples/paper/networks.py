@@ -115,11 +115,11 @@ def algorithms(num_units, num_classes, num_particles):
         preconditioner=None,
         ess_threshold=0.0,  # it is resampled below
     )
-    rivals = {
+    baselines = {
         kind.__name__: kind(model, optim, step_size=STEP, num_particles=num_particles)
         for kind in (PGD, SOUL)
     }
-    return {"JALA-EM": jala, **rivals}
+    return {"JALA-EM": jala, **baselines}
 
 
 def resample(state):
@@ -241,8 +241,8 @@ def alive(options, num_units):
     model = standardised(make_model(num_units, len(digits)))
     num_particles = options.particles * max(20 // num_units, 1)
     kwargs = {"num_particles": num_particles, "num_islands": options.islands}
-    fit = JALAEM(model, slowness=options.fit_slowness, **kwargs)
-    slow = JALAEM(model, slowness=options.slowness, **kwargs)
+    fit = JALAEM(model, annealing_effort=options.fit_effort, **kwargs)
+    slow = JALAEM(model, annealing_effort=options.annealing_effort, **kwargs)
     first = start_params(num_units)
     for repeat in range(options.first_repeat, options.repeats):
         seed = 1_000 * options.seed + repeat
@@ -381,7 +381,12 @@ def tables(folder):
 
 def main():
     full = {"steps": 500, "repeats": 0, "images": 0, "printed_particles": 0}
-    full |= {"slowness": 40.0, "fit_slowness": 6.0, "particles": 1024, "fit_steps": 400}
+    full |= {
+        "annealing_effort": 40.0,
+        "fit_effort": 6.0,
+        "particles": 1024,
+        "fit_steps": 400,
+    }
     options = parse(
         __doc__,
         "networks",
@@ -397,8 +402,8 @@ def main():
         particles=16,
         islands=4,
         fit_steps=20,
-        fit_slowness=1.0,
-        slowness=4.0,
+        fit_effort=1.0,
+        annealing_effort=4.0,
     )
     # What the paper has depends on the digits.
     num_images, num_particles = (1_000, 100) if options.digits == "49" else (2_500, 50)

@@ -5,8 +5,8 @@ to compile: so all are begun at once. NumPyro's handlers belong to one thread, s
 are traced where they are asked for and only compiled beside.
 
 A system limits the memory maps of a process, Linux mostly to 65,530. On a CPU the programs
-of one model take thousands of them, and a process that has no more is ended without a word.
-So a loop over models, or over data that a model has to look at, may not keep them all.
+of one model take thousands of them, and a process that runs out of them is killed without
+a message. So a loop over models, or over data that a model has to look at, may not keep them all.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor

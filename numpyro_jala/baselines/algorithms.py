@@ -20,7 +20,7 @@ from numpyro_jala._typing import Array, PRNGKey, Tree
 from numpyro_jala.baselines import unweighted
 from numpyro_jala.baselines.unweighted import Info, Rule, State
 from numpyro_jala.engine import em
-from numpyro_jala.engine.state import ASCEND, Settings, traced
+from numpyro_jala.engine.state import EM_STEP, Settings, traced
 from numpyro_jala.fitter import Fitter
 from numpyro_jala.inference import evidence, loop, options, reference
 from numpyro_jala.inference.programs import CHUNK, Data, Fixed, problem_of
@@ -31,8 +31,8 @@ from numpyro_jala.results import summary
 from numpyro_jala.results.estimates import Estimate
 
 
-class Rival(Fitter):
-    """What the rivals share."""
+class Baseline(Fitter):
+    """What the baselines share."""
 
     num_islands = 1
     _in_sequence = False
@@ -45,7 +45,7 @@ class Rival(Fitter):
         step_size: float,
         num_particles: int = 100,
     ) -> None:
-        options.check_rival(type(self).__name__, num_particles, step_size)
+        options.check_baseline(type(self).__name__, num_particles, step_size)
         # Without an evidence the gradients need no more digits than the user asked for.
         default = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
         super().__init__(model, default or "default")
@@ -70,7 +70,7 @@ class Rival(Fitter):
             newton=False,
             trusted=False,
             mesh=None,
-            slowness=1,
+            annealing_effort=1,
         )
 
     # -- the pure interface ------------------------------------------------------------
@@ -116,7 +116,7 @@ class Rival(Fitter):
             flat = jax.vmap(lambda v: layout.unconstrain(params, v, data.arrays))(given)
             position = flat[None]
         problem = problem_of(fixed, data)
-        return unweighted.start(rng_key, self._optimiser, problem, params, position)
+        return unweighted.initial_state(rng_key, self._optimiser, problem, params, position)
 
     # -- the run -----------------------------------------------------------------------
 
@@ -142,21 +142,21 @@ class Rival(Fitter):
         fixed, arrays, trace = self._inspect(model_key, args, kwargs)
         data = Data(arrays, None)
         run = self._run = Run(fixed, data, trace, args, kwargs, 0, weighs=False)
-        for message in validation.cautions(trace, fixed.layout.is_noisy):
+        for message in validation.model_warnings(trace, fixed.layout.is_noisy):
             warnings.warn(message, stacklevel=2)
         state = init_state
         if state is None:
             params = self._first_params(fixed.layout, trace, init_params)
             state = self._begin(start_key, fixed, data, params, init_particles)
-        walk = partial(self._walk, run)
-        state = loop.take_steps(run, state, num_steps, progress_bar, walk)
+        run_steps = partial(self._run_steps, run)
+        state = loop.take_steps(run, state, num_steps, progress_bar, run_steps)
         self._finish(run, state, _potential(fixed, data, state))
         return self.to_inference_data()
 
-    def _walk(self, run: Run, state: State, num_steps: int) -> State:
+    def _run_steps(self, run: Run, state: State, num_steps: int) -> State:
         """Take a chunk of steps and keep what happened."""
         count = jnp.asarray(num_steps)
-        new, infos = _walk(run.fixed, self._rule, run.data, state, count)
+        new, infos = _run_steps(run.fixed, self._rule, run.data, state, count)
         if not bool(unweighted.is_finite(new)):
             run.last_state = state
             params = run.fixed.layout.constrain_params(state.params)
@@ -166,7 +166,7 @@ class Rival(Fitter):
                 f"{self._rule.step_size} is too large, or the optimiser's. Take a smaller "
                 "one. The last good state is kept in last_state."
             )
-        run.keep(ASCEND, jax.device_get(infos), num_steps)
+        run.keep(EM_STEP, jax.device_get(infos), num_steps)
         return new
 
     def _finish(self, run: Run, state: State, potential: Array) -> None:
@@ -215,7 +215,7 @@ class Rival(Fitter):
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _walk(
+def _run_steps(
     fixed: Fixed, rule: Rule, data: Data, state: State, num_steps: Array
 ) -> tuple[State, Info]:
     """Take ``num_steps`` steps, at most ``CHUNK``."""
@@ -237,10 +237,12 @@ def _walk(
 def _potential(fixed: Fixed, data: Data, state: State) -> Array:
     """Return the potential of every particle at the averaged parameters."""
     problem = problem_of(fixed, data)
-    return unweighted.evaluate(problem, state.mean_params, state.position)[0].potential
+    return unweighted.evaluate_model(problem, state.mean_params, state.position)[
+        0
+    ].potential
 
 
-class PGD(Rival):
+class PGD(Baseline):
     """Particle gradient descent (Kuntz, Lim & Johansen 2023).
 
     Parameters
@@ -270,7 +272,7 @@ class PGD(Rival):
     """
 
 
-class IPLA(Rival):
+class IPLA(Baseline):
     r"""Interacting particle Langevin algorithm (Akyildiz et al. 2025).
 
     :class:`PGD` with noise of variance :math:`2h/N` in the params, so that these, too,
@@ -284,7 +286,7 @@ class IPLA(Rival):
         return Rule(self.step_size, noise, in_sequence=False)
 
 
-class SFLA(Rival):
+class SFLA(Baseline):
     r"""Slow-fast Langevin algorithm (Akyildiz et al. 2024).
 
     One particle with the step size :math:`\gamma/\epsilon`, and params with the step size
@@ -326,7 +328,7 @@ class SFLA(Rival):
         return Rule(self.step_size / self.separation, noise, in_sequence=False)
 
 
-class SOUL(Rival):
+class SOUL(Baseline):
     """Stochastic optimisation by unadjusted Langevin (De Bortoli et al. 2021).
 
     At each step one chain goes on for ``num_particles`` moves at the same params, which

@@ -61,7 +61,7 @@ class Info(NamedTuple):
     grad_norm: Array  # ()
 
 
-def start(
+def initial_state(
     rng_key: PRNGKey,
     optimiser: em.Optimiser,
     problem: Problem,
@@ -74,12 +74,12 @@ def start(
     return State(rng_key, zero, params, position, optim_state, params)
 
 
-def evaluate(
+def evaluate_model(
     problem: Problem, params: Array, position: Array
 ) -> tuple[smc.Derivatives, Array]:
     """Evaluate the model once at every particle; return the mean score as well."""
     target = Target(params, jnp.ones(1, position.dtype))
-    found, score_fn = smc.evaluate(problem.potential_fn, target, position, each=False)
+    found, score_fn = smc.evaluate_model(problem.potential_fn, target, position, each=False)
     return found, score_fn(jnp.full(position.shape[:2], 1 / position.shape[1]))
 
 
@@ -97,7 +97,7 @@ def _move_all(
     rng_key: PRNGKey, problem: Problem, rule: Rule, params: Array, position: Array
 ) -> tuple[Array, Array]:
     """Move every particle once; return them, and the score before they moved."""
-    found, score = evaluate(problem, params, position)
+    found, score = evaluate_model(problem, params, position)
     kernel = _kernel(rule, position.dtype)
     return _move(rng_key, kernel, position, found.gradient), score
 
@@ -108,12 +108,12 @@ def _run_chain(
     """Go on from the last state of the chain; return the new states and their score."""
     kernel = _kernel(rule, position.dtype)
     last = position[:, -1:]
-    first, _ = evaluate(problem, params, last)
+    first, _ = evaluate_model(problem, params, last)
 
     def advance(carry: Any, key: PRNGKey) -> tuple[Any, Array]:
         state, gradient, total = carry
         state = _move(key, kernel, state, gradient)
-        found, score = evaluate(problem, params, state)
+        found, score = evaluate_model(problem, params, state)
         return (state, found.gradient, total + score), state[0, 0]
 
     keys = random.split(rng_key, position.shape[1])

@@ -1,7 +1,7 @@
 """Learn how an island should move, from the other islands.
 
 What is computed from the particles it then moves biases the evidence; what comes from
-other particles does not. So each island casts a vote, and follows the votes of the rest.
+other particles does not. So each island uses leave-one-island-out (loo) statistics.
 """
 
 from collections.abc import Callable
@@ -26,10 +26,10 @@ _LONGER, _SHORTER, _SHORT_STEP = 2.0, 0.5, 0.004
 _ROUNDINGS = 4
 #: In whitened coordinates a step size of one forgets a Gaussian at once.
 LARGEST_STEP = 0.6
-_VOTE_RATE = 0.3
+_STEP_SIZE_RATE = 0.3
 
 
-def others(values: Array) -> Array:
+def loo_sum(values: Array) -> Array:
     """Sum over the islands (leading axis) that are not this one.
 
     Not as a difference to the sum over all, whose rounding would carry a trace of it.
@@ -40,17 +40,17 @@ def others(values: Array) -> Array:
     return jnp.sum(jnp.where(mask, values, 0), axis=1)
 
 
-def others_mean(values: Array, alive: Array) -> Array:
+def loo_island_mean(values: Array, alive: Array) -> Array:
     """Average over the living islands (leading axis) that are not this one."""
     living = alive.reshape(alive.shape + (1,) * (values.ndim - 1))
-    count = jnp.maximum(others(living.astype(values.dtype)), 1.0)
-    return others(jnp.where(living, values, 0.0)) / count
+    count = jnp.maximum(loo_sum(living.astype(values.dtype)), 1.0)
+    return loo_sum(jnp.where(living, values, 0.0)) / count
 
 
-def others_average(weight: Array, values: Array) -> Array:
+def loo_mean(weight: Array, values: Array) -> Array:
     """Return the weighted mean of columns, for each island from the rest."""
     means = jnp.einsum("jn,jnd->jd", weight, values)
-    return others_mean(means, weight.sum(-1) > 0)
+    return loo_island_mean(means, weight.sum(-1) > 0)
 
 
 def by_island(fn: Callable[..., Any], *arrays: Any) -> Any:
@@ -75,7 +75,7 @@ def _centre(weight: Array, values: Array) -> Array:
     return values - jnp.einsum("jn,jnd->d", weight, values) / alive
 
 
-def others_covariance(weight: Array, first: Array, second: Array) -> Array:
+def loo_covariance(weight: Array, first: Array, second: Array) -> Array:
     """Return the covariance of two kinds of columns, for each island from the rest.
 
     Parameters
@@ -91,23 +91,24 @@ def others_covariance(weight: Array, first: Array, second: Array) -> Array:
         (num_islands, columns of first, columns of second)
     """
     x, z = _centre(weight, first), _centre(weight, second)
-    mean_x, mean_z = others_average(weight, x), others_average(weight, z)
+    mean_x, mean_z = loo_mean(weight, x), loo_mean(weight, z)
     product = jnp.einsum("jnd,jne->jde", x * weight[..., None], z)
     return (
-        others_mean(product, weight.sum(-1) > 0) - mean_x[:, :, None] * mean_z[:, None, :]
+        loo_island_mean(product, weight.sum(-1) > 0)
+        - mean_x[:, :, None] * mean_z[:, None, :]
     )
 
 
-def others_products(weight: Array, first: Array, second: Array) -> Array:
+def loo_products(weight: Array, first: Array, second: Array) -> Array:
     """Return the covariance of each column of one kind with that of another kind."""
     x, z = _centre(weight, first), _centre(weight, second)
-    mean_x, mean_z = others_average(weight, x), others_average(weight, z)
-    return others_average(weight, x * z) - mean_x * mean_z
+    mean_x, mean_z = loo_mean(weight, x), loo_mean(weight, z)
+    return loo_mean(weight, x * z) - mean_x * mean_z
 
 
-def others_variance(weight: Array, values: Array) -> Array:
+def loo_variance(weight: Array, values: Array) -> Array:
     """Return the variance of each column, for each island from the rest."""
-    return others_products(weight, values, values)
+    return loo_products(weight, values, values)
 
 
 def gaussian_step_size(dim: int) -> float:
@@ -132,11 +133,11 @@ def rounding_variance(weight: Array, potential: Array) -> Array:
     return (_ROUNDINGS * np.finfo(potential.dtype).eps * size) ** 2
 
 
-def tested_stretch(step_size: Array) -> Array:
+def tested_multiplier(step_size: Array) -> Array:
     """Return by how much a step is longer where a Metropolis test follows.
 
-    A particle that fails its test turns round, and loses the way that its momentum has
-    won. So the shorter the steps that are agreed on, the fewer tests may fail.
+    A rejected particle reverses its momentum and retraces its path. So the shorter the
+    step size, the fewer rejections are allowed.
     """
     return jnp.clip(jnp.sqrt(step_size / _SHORT_STEP), _SHORTER, _LONGER)
 
@@ -146,9 +147,9 @@ def momentum_memory(step_size: Array) -> Array:
     return jnp.exp(-jnp.sqrt(2 * step_size))
 
 
-def step_size_vote(log_step_size: Array, variance: Array, allowed: Array) -> Array:
-    """Move each island's wish for the step size towards the variance it can bear."""
+def adapt_step_size(log_step_size: Array, variance: Array, allowed: Array) -> Array:
+    """Move each island's log step size towards the variance that is allowed."""
     # The variance grows with the cube of the step size.
-    wish = jnp.log(allowed / jnp.maximum(variance, 1e-12)) / 3
-    new = log_step_size + _VOTE_RATE * jnp.clip(wish, -2.0, 1.0)
+    change = jnp.log(allowed / jnp.maximum(variance, 1e-12)) / 3
+    new = log_step_size + _STEP_SIZE_RATE * jnp.clip(change, -2.0, 1.0)
     return jnp.minimum(new, jnp.log(LARGEST_STEP))

@@ -157,7 +157,7 @@ def turned_back(newton: Newton, step: Array) -> Array:
     return (step @ newton.complete @ newton.last_step) < 0
 
 
-class Information(NamedTuple):
+class InformationBasis(NamedTuple):
     r"""A basis in which the complete information is the identity.
 
     basis
@@ -183,15 +183,17 @@ def _root(matrix: Array) -> tuple[Array, Array]:
     return vectors / size / scale[:, None], (vectors * size * scale[:, None]).T
 
 
-def information(complete: Array, missing: Array, floor: Array | float) -> Information:
+def information_basis(
+    complete: Array, missing: Array, floor: Array | float
+) -> InformationBasis:
     """Decompose the observed information, each direction floored."""
     root, inverse = _root(complete)
     fraction, vectors = jnp.linalg.eigh(root.T @ missing @ root)
     observed = jnp.maximum(1 - fraction, floor)
-    return Information(root @ vectors, vectors.T @ inverse, observed)
+    return InformationBasis(root @ vectors, vectors.T @ inverse, observed)
 
 
-def decrement(info: Information, score: Array) -> Array:
+def decrement(info: InformationBasis, score: Array) -> Array:
     r"""Return :math:`\frac12 g^\top I^{-1} g`, the nats a full Newton step promises."""
     return 0.5 * jnp.sum((info.basis.T @ score) ** 2 / info.observed)
 
@@ -206,7 +208,7 @@ def floor_for(tempered: Array) -> Array:
 
 
 def trusted_step(
-    info: Information, score: Array, share: Array, cost: Array, reach: Array
+    info: InformationBasis, score: Array, share: Array, cost: Array, reach: Array
 ) -> Array:
     r"""Return the best Newton step within the trust region.
 

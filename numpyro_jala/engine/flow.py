@@ -24,10 +24,10 @@ import jax.numpy as jnp
 from numpyro_jala._typing import Array
 from numpyro_jala.engine.adaptation import (
     by_island,
-    others_average,
-    others_covariance,
-    others_products,
-    others_variance,
+    loo_covariance,
+    loo_mean,
+    loo_products,
+    loo_variance,
 )
 from numpyro_jala.engine.geometry import can_regress, regress
 
@@ -50,10 +50,10 @@ class Flow(NamedTuple):
 def _slope(weight: Array, position: Array, values: Array, dense: bool) -> Array:
     """Regress columns on positions, each on all of them or on its own."""
     if not dense:
-        variance = jnp.maximum(others_variance(weight, position), 1e-20)
-        return others_products(weight, position, values) / variance
-    covariance = others_covariance(weight, position, position)
-    cross = others_covariance(weight, position, values)
+        variance = jnp.maximum(loo_variance(weight, position), 1e-20)
+        return loo_products(weight, position, values) / variance
+    covariance = loo_covariance(weight, position, position)
+    cross = loo_covariance(weight, position, values)
     slope = by_island(regress, covariance, cross)
     return (slope + jnp.swapaxes(slope, 1, 2)) / 2
 
@@ -72,8 +72,8 @@ def frame(weight: Array, position: Array, gradient: Array, dense: bool) -> Frame
     """
     dense = dense and can_regress(weight, position.shape[-1])
     return Frame(
-        others_average(weight, position),
-        others_average(weight, gradient),
+        loo_mean(weight, position),
+        loo_mean(weight, gradient),
         _slope(weight, position, gradient, dense),
     )
 
@@ -88,7 +88,7 @@ def follow(frame_: Frame, weight: Array, position: Array, change: Array) -> Flow
     """
     curvature, dense = frame_.curvature, frame_.curvature.ndim == 3
     curvature_change = _slope(weight, position, change, dense)
-    mean_change = others_average(weight, change)
+    mean_change = loo_mean(weight, change)
     if not dense:
         spread = 0.5 * curvature_change / curvature
         return Flow((mean_change - spread * frame_.gradient) / curvature, spread)

@@ -6,9 +6,9 @@ from jax.scipy.linalg import cho_factor, cho_solve, solve_triangular
 from numpyro_jala._typing import Array
 from numpyro_jala.engine.adaptation import (
     by_island,
-    others,
-    others_covariance,
-    others_variance,
+    loo_covariance,
+    loo_sum,
+    loo_variance,
 )
 
 #: A regression on the positions needs this many particles for each coordinate.
@@ -101,24 +101,24 @@ def curvature_factor(
     return scale * solve_triangular(upper, eye, lower=False).T
 
 
-def others_factor(weight: Array, position: Array, gradient: Array, dense: bool) -> Array:
+def loo_factor(weight: Array, position: Array, gradient: Array, dense: bool) -> Array:
     """Return a factor of each island's covariance, as the rest see it.
 
     A lower triangle (num_islands, dim, dim), or a diagonal (num_islands, dim).
     """
     if not dense:
-        return jnp.sqrt(jnp.maximum(others_variance(weight, position), _TINY))
+        return jnp.sqrt(jnp.maximum(loo_variance(weight, position), _TINY))
     squares = jnp.sum(weight**2, -1)
-    num_draws = others(
+    num_draws = loo_sum(
         jnp.where(squares > 0, 1 / jnp.where(squares > 0, squares, 1.0), 0.0)
     )
-    covariance = others_covariance(weight, position, position)
+    covariance = loo_covariance(weight, position, position)
     plain = by_island(shrunk_factor, covariance, num_draws)
     if not can_regress(weight, position.shape[-1]):
         return plain
     gradient = jnp.where(weight[..., None] > 0, gradient, 0.0)
-    cross = others_covariance(weight, position, gradient)
-    spread = others_variance(weight, gradient)
+    cross = loo_covariance(weight, position, gradient)
+    spread = loo_variance(weight, gradient)
     factor = by_island(curvature_factor, covariance, cross, spread, num_draws)
     found = jnp.isfinite(factor).all((1, 2), keepdims=True)
     return jnp.where(found, factor, plain)

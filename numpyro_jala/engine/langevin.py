@@ -18,8 +18,8 @@ the weights and not their mean. Where the target stands still and there is no sh
 same number is the log-ratio of a Metropolis test.
 
 The noise :math:`u = c m + \sqrt{1 - c^2}\, \xi` is standard normal. With :math:`c = 0` it
-is drawn anew; otherwise the particle keeps its course, and in short steps travels instead
-of trembling. For the move is one leapfrog step of Hamiltonian dynamics, which begins with
+is drawn anew; otherwise the particle keeps part of its momentum, and short steps add up
+to long ones. The move is one leapfrog step of Hamiltonian dynamics, which begins with
 the momentum :math:`u` and ends with
 
 .. math::

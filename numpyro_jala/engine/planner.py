@@ -13,9 +13,9 @@ from numpyro_jala.backend import blocks
 from numpyro_jala.engine import em, smc, tempering, transport
 from numpyro_jala.engine.smc import Target
 from numpyro_jala.engine.state import (
-    ASCEND,
-    CLIMB,
-    HOLD,
+    ANNEAL,
+    ANNEAL_FIXED,
+    EM_STEP,
     REST,
     Plan,
     Problem,
@@ -28,7 +28,7 @@ _HESSIAN_EVERY = 10
 #: Below this temperature the second derivative is not that of the posterior.
 _EARLY = 0.5
 _MEMORY = 0.95
-#: While annealing, the temperature waits until the parameters promise less than this.
+#: While annealing, the temperature waits until the Newton decrement is below this.
 _HOLD = 10.0
 
 
@@ -55,7 +55,7 @@ def plan(
     weight = normalise(state.cloud.log_weight)
     carried = _learn_transport(settings, state, weight)
     if settings.newton:
-        step, score, optim_state, promise, cost = _newton_step(
+        step, score, optim_state, newton_decrement, cost = _newton_step(
             problem, settings, state, weight, carried, stage
         )
         drift = carried.rate[..., 1:] @ step
@@ -63,17 +63,17 @@ def plan(
         step, score, optim_state = _optimiser_step(
             problem, settings, state, weight, score_fn, stage
         )
-        promise = cost = jnp.zeros((), step.dtype)
+        newton_decrement = cost = jnp.zeros((), step.dtype)
         drift = jnp.zeros_like(weight)
     temperature = state.target.temperature
     if settings.adapts:
-        hold = (stage == CLIMB) & (promise > _HOLD)
+        hold = (stage == ANNEAL) & (newton_decrement > _HOLD)
         slope = carried.rate[..., 0]
         temperature = tempering.next_temperature(
             temperature, weight, slope, drift, hold, settings.temperature_drop
         )
     target = Target(state.target.params + step, temperature)
-    plan = Plan(target, carried.shift, carried.learned, score, promise, cost)
+    plan = Plan(target, carried.shift, carried.learned, score, newton_decrement, cost)
     return plan, optim_state
 
 
@@ -85,14 +85,14 @@ def _newton_step(
     carried: transport.Transport,
     stage: Array,
 ) -> tuple[Array, Array, em.Newton, Array, Array]:
-    """Return the default's step, its score, memory, promise in nats, and cost."""
+    """Return the default's step, its score, memory, Newton decrement, and cost."""
     newton = state.optim_state
     score = jnp.einsum("jn,jnp->p", pool(weight), carried.rate[..., 1:])
     zero = jnp.zeros((), weight.dtype)
     if score.size == 0:
         return score, score, newton, zero, zero
     return lax.cond(
-        stage == HOLD,
+        stage == ANNEAL_FIXED,
         lambda: (jnp.zeros_like(score), score, newton, zero, zero),
         lambda: _newton_ascent(problem, state, weight, carried, score, stage),
     )
@@ -119,18 +119,18 @@ def _newton_ascent(
         lambda: newton.complete,
     )
     missing = em.remember(newton, jnp.where(tempered, within, moments)[1:, 1:])
-    info = em.information(complete, missing, em.floor_for(tempered))
+    info = em.information_basis(complete, missing, em.floor_for(tempered))
     reach = jnp.where(problem.is_free, 1 + jnp.abs(state.target.params), 0.7)
-    promise = em.decrement(info, score)
+    newton_decrement = em.decrement(info, score)
     moving = (stage != REST) & jnp.all(temperature > 0)
     # The maximum of a flattened likelihood may lie in another valley: parameters that
     # are not far off move in earnest only as the temperature does.
-    haste = jnp.where(promise > _HOLD, 1.0, jnp.mean(temperature))
+    haste = jnp.where(newton_decrement > _HOLD, 1.0, jnp.mean(temperature))
     share = jnp.where(moving, haste * em.gain(newton), 0.0)
 
     # Islands at different temperatures differ by more than what any of them pays. To
     # count that as well is careful, but would hold up parameters that are far off.
-    moments = jnp.where(tempered & (promise > _HOLD), within, moments)
+    moments = jnp.where(tempered & (newton_decrement > _HOLD), within, moments)
 
     def trusted(cost: Array) -> Array:
         return em.trusted_step(info, score, share, cost, reach)
@@ -142,10 +142,10 @@ def _newton_ascent(
     offsets = tempered & (against @ bold < 0)
     step = jnp.where(offsets, bold, trusted(cost))
     spent = step @ jnp.where(offsets, offset_cost, cost) @ step
-    reversed_ = (stage == ASCEND) & em.turned_back(newton, step)
+    reversed_ = (stage == EM_STEP) & em.turned_back(newton, step)
     is_early = jnp.mean(temperature) < _EARLY
     memory = em.Newton(complete, missing, newton.reversals + reversed_, step, is_early)
-    return step, score, memory, promise, spent
+    return step, score, memory, newton_decrement, spent
 
 
 def _covariances(weight: Array, rate: Array) -> tuple[Array, Array]:
@@ -202,8 +202,8 @@ def _optimiser_step(
 
         _, change = jax.jvp(potentials, (params,), (step,))
         step = em.shorten(step, transport.variance(weight, change[..., None])[0])
-    moving = (stage == ASCEND) | (
-        (stage == CLIMB) & jnp.all(state.plan.target.temperature >= 1)
+    moving = (stage == EM_STEP) | (
+        (stage == ANNEAL) & jnp.all(state.plan.target.temperature >= 1)
     )
     keep = jax.tree.map(
         lambda a, b: jnp.where(moving, a, b), optim_state, state.optim_state

@@ -18,25 +18,25 @@ from numpyro_jala.backend.sharding import share, spread
 from numpyro_jala.engine import em, smc
 from numpyro_jala.engine.adaptation import (
     MOVE_VARIANCE,
+    adapt_step_size,
     gaussian_step_size,
+    loo_island_mean,
+    loo_sum,
     momentum_memory,
-    others,
-    others_mean,
     refusal_variance,
     rounding_variance,
-    step_size_vote,
-    tested_stretch,
+    tested_multiplier,
     weight_variance,
 )
-from numpyro_jala.engine.geometry import is_collapsed, others_factor
+from numpyro_jala.engine.geometry import is_collapsed, loo_factor
 from numpyro_jala.engine.langevin import Kernel, draw_noise
 from numpyro_jala.engine.planner import plan
 from numpyro_jala.engine.resampling import SCHEMES
 from numpyro_jala.engine.smc import Cloud, Target
 from numpyro_jala.engine.state import (
-    ASCEND,
-    CLIMB,
-    HOLD,
+    ANNEAL,
+    ANNEAL_FIXED,
+    EM_STEP,
     REST,
     Info,
     Plan,
@@ -56,11 +56,13 @@ def _evaluate(
     problem: Problem, settings: Settings, target: Target, position: Array
 ) -> tuple[smc.Derivatives, smc.ScoreFn]:
     each, rough = settings.newton, problem.rough_gradient
-    return smc.evaluate(problem.potential_fn, target, position, each, rough, problem.block)
+    return smc.evaluate_model(
+        problem.potential_fn, target, position, each, rough, problem.block
+    )
 
 
 @exactly
-def start(
+def initial_state(
     rng_key: PRNGKey,
     problem: Problem,
     settings: Settings,
@@ -81,12 +83,12 @@ def start(
     # What adapts nothing is the paper's algorithm, which draws its noise anew.
     shape = (num_islands, num_particles, dim if settings.adapts else 0)
     momentum = spread(draw_noise(momentum_key, shape, dtype))
-    cloud = smc.start(position, momentum, found, log_evidence)
+    cloud = smc.initial_cloud(position, momentum, found, log_evidence)
     weight = normalise(cloud.log_weight)
     factor = jnp.ones((num_islands,), dtype)
     if settings.adapts:
         dense = settings.preconditioner == "dense"
-        factor = others_factor(weight, position, cloud.gradient, dense)
+        factor = loo_factor(weight, position, cloud.gradient, dense)
     size = settings.step_size or gaussian_step_size(dim)
     num_params = target.params.size
     if settings.newton:
@@ -117,28 +119,28 @@ def start(
     blank = _spread_state(blank)
     if not ascends:
         return blank
-    stage = jnp.asarray(ASCEND)
+    stage = jnp.asarray(EM_STEP)
     first, optim_state = plan(problem, settings, blank, score_fn, stage)
     return blank._replace(plan=first, optim_state=optim_state)
 
 
-def _agreed_step_size(settings: Settings, state: State) -> Array:
+def _loo_step_size(settings: Settings, state: State) -> Array:
     """Return for each island the step size that the others can bear."""
     own = state.log_step_size
     if settings.step_size is not None:
         return jnp.exp(own)
     alive = jnp.isfinite(state.cloud.log_weight).any(-1)
-    # The last island alive has nobody left to ask.
-    return jnp.exp(jnp.where(others(alive) > 0, others_mean(own, alive), own))
+    # With a single living island there is no leave-one-out mean.
+    return jnp.exp(jnp.where(loo_sum(alive) > 0, loo_island_mean(own, alive), own))
 
 
-def _stretch(
-    settings: Settings, step_size: Array, ascending: Array, standing: Array
+def _step_multiplier(
+    settings: Settings, step_size: Array, ascending: Array, fixed_target: Array
 ) -> Array:
-    """Return by how much each island's next step is longer than what was agreed."""
+    """Return by how much each island's next step is longer than the leave-one-out step size."""
     given = settings.step_size is not None
-    tested = jnp.ones_like(step_size) if given else tested_stretch(step_size)
-    return jnp.where(ascending, 1.0, jnp.where(standing, tested, 0.0))
+    tested = jnp.ones_like(step_size) if given else tested_multiplier(step_size)
+    return jnp.where(ascending, 1.0, jnp.where(fixed_target, tested, 0.0))
 
 
 def _kernel(
@@ -160,12 +162,14 @@ def _kernel(
 def _moves_target(settings: Settings, state: State, stage: Array) -> Array:
     """Tell whether the next step goes to the planned target."""
     period = jnp.where(stage == REST, 2, 1 + settings.moves_per_temperature)
-    return (stage == ASCEND) | (state.num_moves % period == 0)
+    return (stage == EM_STEP) | (state.num_moves % period == 0)
 
 
 def _will_move(settings: Settings, state: State, stage: Array, wait: Array) -> Array:
     """Tell whether a plan would be carried out."""
-    anneals = ((stage == CLIMB) | (stage == HOLD)) & jnp.any(state.target.temperature < 1)
+    anneals = ((stage == ANNEAL) | (stage == ANNEAL_FIXED)) & jnp.any(
+        state.target.temperature < 1
+    )
     stands = ~_moves_target(settings, state, stage)
     return ~(anneals & stands) & ~((stage == REST) & (wait <= 0))
 
@@ -181,13 +185,13 @@ def _next_target(
     """
     resting = stage == REST
     arrived = resting & (wait <= 0)
-    standing = arrived | ~_moves_target(settings, state, stage)
+    fixed_target = arrived | ~_moves_target(settings, state, stage)
     here, turns = state.target.params, (wait + 1) // 2
     approach = here + (goal - here) / jnp.maximum(turns, 1)
     params = jnp.where(resting, approach, state.plan.target.params)
     next_ = Target(params, state.plan.target.temperature)
-    target = jax.tree.map(lambda a, b: jnp.where(standing, a, b), state.target, next_)
-    return target, standing
+    target = jax.tree.map(lambda a, b: jnp.where(fixed_target, a, b), state.target, next_)
+    return target, fixed_target
 
 
 @exactly
@@ -204,27 +208,29 @@ def step(
     Parameters
     ----------
     stage
-        ``REST``, ``CLIMB``, ``HOLD`` or ``ASCEND``.
+        ``REST``, ``ANNEAL``, ``ANNEAL_FIXED`` or ``EM_STEP``.
     goal, wait
         At rest the parameters reach ``goal`` after ``wait`` steps.
     """
     rng_key, move_key, resample_key = random.split(state.rng_key, 3)
-    ascending = stage == ASCEND
-    target, standing = _next_target(settings, state, stage, goal, wait)
-    agreed = _agreed_step_size(settings, state)
-    stretch = _stretch(settings, agreed, ascending, standing)
-    kernel, change = _kernel(settings, state, target, stretch * agreed, ascending)
+    ascending = stage == EM_STEP
+    target, fixed_target = _next_target(settings, state, stage, goal, wait)
+    loo_step_size = _loo_step_size(settings, state)
+    multiplier = _step_multiplier(settings, loo_step_size, ascending, fixed_target)
+    kernel, change = _kernel(settings, state, target, multiplier * loo_step_size, ascending)
     cloud, score_fn, info = smc.step(
         move_key,
         state.cloud,
         kernel,
         lambda x: _evaluate(problem, settings, target, x),
-        standing,
+        fixed_target,
     )
     # A large step of the parameters is not linear: what it costs is not the move's fault.
-    blind = (stretch == 0) | (ascending & (state.plan.cost > 0.01))
+    is_confounded = (multiplier == 0) | (ascending & (state.plan.cost > 0.01))
     increment = _due_to_move(kernel, cloud, info.increment, change)
-    vote = _vote(settings, state, agreed, stretch, increment, standing)
+    log_step_size = _adapt_step_size(
+        settings, state, loo_step_size, multiplier, increment, fixed_target
+    )
     num_steps = state.num_steps + ascending
     mean = em.average(state.mean_params, target.params, num_steps)
     moved = State(
@@ -234,13 +240,13 @@ def step(
         target=target,
         plan=state.plan,
         cloud=cloud,
-        log_step_size=jnp.where(blind, state.log_step_size, vote),
+        log_step_size=jnp.where(is_confounded, state.log_step_size, log_step_size),
         factor=_refresh_factor(settings, state, cloud),
         optim_state=state.optim_state,
         mean_params=jnp.where(ascending, mean, target.params),
     )
     planned, optim_state = _plan(problem, settings, moved, score_fn, stage, wait)
-    cloud, resampled = _resample(settings, resample_key, cloud, standing)
+    cloud, resampled = _resample(settings, resample_key, cloud, fixed_target)
     new = moved._replace(plan=planned, cloud=cloud, optim_state=optim_state)
     report = Info(
         params=traced(target.params),
@@ -250,7 +256,7 @@ def step(
         resampled=resampled,
         step_size=kernel.step_size,
         grad_norm=jnp.linalg.norm(planned.score),
-        promise=planned.promise,
+        newton_decrement=planned.newton_decrement,
         died=info.died,
     )
     return _spread_state(new), share(report)
@@ -276,11 +282,11 @@ def _plan(
 
 
 def _resample(
-    settings: Settings, rng_key: PRNGKey, cloud: Cloud, standing: Array
+    settings: Settings, rng_key: PRNGKey, cloud: Cloud, fixed_target: Array
 ) -> tuple[Cloud, Array]:
     """Resample where it is due: not at a target that stands, which leaves the weights."""
     scheme = SCHEMES[settings.resampling]
-    due = smc.is_due(cloud, settings.ess_threshold) & ~standing
+    due = smc.is_due(cloud, settings.ess_threshold) & ~fixed_target
     # Most steps resample nothing.
     cloud = smc.change_if(
         due.any(), lambda all_: smc.resample(rng_key, all_, scheme, due), cloud
@@ -309,13 +315,13 @@ def _due_to_move(kernel: Kernel, cloud: Cloud, increment: Array, change: Array) 
     return increment + jnp.sum(cloud.gradient * kernel.shift[:, None], -1)
 
 
-def _vote(
+def _adapt_step_size(
     settings: Settings,
     state: State,
-    agreed: Array,
-    stretch: Array,
+    loo_step_size: Array,
+    multiplier: Array,
     increment: Array,
-    standing: Array,
+    fixed_target: Array,
 ) -> Array:
     """Let each island say which step size it could bear."""
     if settings.step_size is not None:
@@ -323,22 +329,21 @@ def _vote(
     weight = normalise(state.cloud.log_weight)
     refusals = refusal_variance(weight, increment)
     refusals -= rounding_variance(weight, state.cloud.potential)
-    variance = jnp.where(standing, refusals, weight_variance(weight, increment))
-    return step_size_vote(jnp.log(agreed), variance, MOVE_VARIANCE * stretch**3)
+    variance = jnp.where(fixed_target, refusals, weight_variance(weight, increment))
+    return adapt_step_size(jnp.log(loo_step_size), variance, MOVE_VARIANCE * multiplier**3)
 
 
 def _averaged(factor: Array, state: State) -> Array:
     """Average a new factor with the last, if it comes from a handful of particles.
 
-    Those may be near copies of each other for a while. An island that took their shape
-    for the posterior's would freeze, or throw its particles about, and the parameters
-    would go astray with it. While annealing the shape itself changes.
+    Few particles may be near copies of each other for a while, and their covariance is
+    then far from the posterior's. While annealing the covariance itself changes.
     """
     num_islands, num_particles = state.cloud.log_weight.shape
-    num_others = (num_islands - 1) * num_particles
-    if num_others >= _ENOUGH_DRAWS:
+    num_loo = (num_islands - 1) * num_particles
+    if num_loo >= _ENOUGH_DRAWS:
         return factor
-    mixed = state.factor + num_others / _ENOUGH_DRAWS * (factor - state.factor)
+    mixed = state.factor + num_loo / _ENOUGH_DRAWS * (factor - state.factor)
     anew = jnp.any(state.target.temperature < 1) | ~jnp.isfinite(state.factor)
     return jnp.where(anew, factor, mixed)
 
@@ -350,7 +355,7 @@ def _refresh_factor(settings: Settings, state: State, cloud: Cloud) -> Array:
     weight = normalise(cloud.log_weight)
 
     def fresh() -> Array:
-        factor = others_factor(weight, cloud.position, cloud.gradient, dense)
+        factor = loo_factor(weight, cloud.position, cloud.gradient, dense)
         lost = is_collapsed(factor, state.factor)
         return jnp.where(lost, state.factor, _averaged(factor, state))
 

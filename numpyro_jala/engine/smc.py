@@ -91,7 +91,7 @@ def over_islands(function: Callable[..., Any]) -> Callable[..., Any]:
 ScoreFn: TypeAlias = Callable[[Array], Array]
 
 
-def evaluate(
+def evaluate_model(
     potential_fn: Potential,
     target: Target,
     position: Array,
@@ -161,7 +161,7 @@ def change_if(needed: Array, change_fn: Callable[[Tree], Tree], tree: Tree) -> T
     return lax.while_loop(lambda carry: carry[0], once, (needed, tree))[1]
 
 
-def start(
+def initial_cloud(
     position: Array, momentum: Array, found: Derivatives, log_evidence: Array
 ) -> Cloud:
     """Weigh draws from the first target, whose log-evidence is known, equally."""
@@ -222,14 +222,14 @@ def step(
     cloud: Cloud,
     kernel: Kernel,
     evaluate_fn: Callable[[Array], tuple[Derivatives, ScoreFn]],
-    standing: Array,
+    fixed_target: Array,
 ) -> tuple[Cloud, ScoreFn, StepInfo]:
     """Move the particles under their old target and weigh them for the new one.
 
-    With ``standing`` the two targets are the same. Then the work decides, by a Metropolis
-    test, whether a particle moves or stays, and the weights are left alone: in a stiff
-    corner of the target particles wait, where unadjusted ones would lose their weight.
-    One that waits turns round, without which its momentum would not stay standard normal.
+    With ``fixed_target`` the two targets are the same. The work is then the log-ratio of a
+    Metropolis test, and the weights do not change: where the target is stiff particles are
+    rejected, where unadjusted ones would lose their weight. A rejected particle reverses
+    its momentum, which keeps the momentum standard normal.
     """
     num_islands, num_particles, columns = cloud.momentum.shape
     move_key, test_key = random.split(rng_key)
@@ -246,9 +246,9 @@ def step(
     alive = is_alive(found) & jnp.isfinite(increment) & was_alive
     increment = jnp.where(alive, increment, -jnp.inf)
     uniform = random.uniform(test_key, (num_islands, num_particles), increment.dtype)
-    passed = jnp.where(standing, jnp.log(uniform) < increment, alive)
+    passed = jnp.where(fixed_target, jnp.log(uniform) < increment, alive)
     weighed = jnp.where(alive, cloud.log_weight + increment, -jnp.inf)
-    log_weight = jnp.where(standing, cloud.log_weight, weighed)
+    log_weight = jnp.where(fixed_target, cloud.log_weight, weighed)
 
     def put_back(places: tuple[Array, Array]) -> tuple[Array, Array]:
         position, gradient = places

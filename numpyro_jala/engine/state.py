@@ -1,4 +1,4 @@
-"""What a walk along the path of targets depends on, remembers and reports."""
+"""What a step along the path of targets depends on, remembers and reports."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from numpyro_jala.engine import em
 from numpyro_jala.engine.smc import Cloud, Target
 from numpyro_jala.engine.tempering import DROP
 
-#: Stages. At rest the parameters go to a given goal and stay there. While the temperature
-#: climbs they may move as well, or hold still.
-REST, CLIMB, ASCEND, HOLD = 0, 1, 2, 3
+#: Stages: equilibrate at given parameters, anneal while the parameters move or at fixed ones,
+#: or take EM steps.
+REST, ANNEAL, EM_STEP, ANNEAL_FIXED = 0, 1, 2, 3
 
 
 #: A trace of more parameters than this is not kept.
@@ -35,7 +35,7 @@ class Settings(NamedTuple):
     optimiser: em.Optimiser | None
     newton: bool  # the default for few parameters
     trusted: bool  # shorten the optimiser's steps
-    slowness: float
+    annealing_effort: float
     mesh: Mesh | None  # whose devices share the islands
 
     @property
@@ -46,12 +46,12 @@ class Settings(NamedTuple):
     @property
     def moves_per_temperature(self) -> int:
         """Moves of the particles between two rises of the temperature."""
-        return math.ceil(self.slowness**0.5)
+        return math.ceil(self.annealing_effort**0.5)
 
     @property
     def temperature_drop(self) -> float:
         """Share of the effective sample size that a rise of the temperature may cost."""
-        finer = self.slowness / self.moves_per_temperature
+        finer = self.annealing_effort / self.moves_per_temperature
         return DROP / finer**2
 
 
@@ -71,7 +71,7 @@ class Plan(NamedTuple):
 
     score
         The weighted mean of the scores, with their control variates.
-    promise
+    newton_decrement
         Nats that a full Newton step would gain, zero where there is none.
     cost
         Variance of the log-weights that the planned change of parameters causes.
@@ -81,7 +81,7 @@ class Plan(NamedTuple):
     transport_shift: Array  # (num_islands, dim, columns)
     transport_learned: Array  # (num_islands, dim, columns)
     score: Array  # (num_params,)
-    promise: Array  # ()
+    newton_decrement: Array  # ()
     cost: Array  # ()
 
 
@@ -94,7 +94,7 @@ class State(NamedTuple):
     target: Target
     plan: Plan
     cloud: Cloud
-    log_step_size: Array  # (num_islands,), votes
+    log_step_size: Array  # (num_islands,)
     factor: Array  # (num_islands, ...)
     optim_state: Any
     mean_params: Array  # (num_params,)
@@ -110,7 +110,7 @@ class Info(NamedTuple):
     resampled: Array  # (num_islands,)
     step_size: Array  # (num_islands,)
     grad_norm: Array  # ()
-    promise: Array  # ()
+    newton_decrement: Array  # ()
     died: Array  # ()
 
 
@@ -131,6 +131,6 @@ def no_info(state: State) -> Info:
         resampled=islands.astype(bool),
         step_size=islands,
         grad_norm=zero,
-        promise=zero,
+        newton_decrement=zero,
         died=jnp.zeros((), int),
     )

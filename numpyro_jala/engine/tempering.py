@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from numpyro_jala._typing import Array
-from numpyro_jala.engine.adaptation import others_mean
+from numpyro_jala.engine.adaptation import loo_island_mean
 from numpyro_jala.engine.weights import conditional_fraction
 
 #: Share of the effective sample size that one change of the target may cost.
@@ -55,9 +55,9 @@ def next_temperature(
     """
 
     def advance() -> Array:
-        wishes = longest_increment(weight, slope, drift, drop)
-        wish = others_mean(wishes, weight.sum(-1) > 0)
-        new = jnp.minimum(temperature + jnp.exp(wish), 1.0)
+        increments = longest_increment(weight, slope, drift, drop)
+        increment = loo_island_mean(increments, weight.sum(-1) > 0)
+        new = jnp.minimum(temperature + jnp.exp(increment), 1.0)
         return jnp.where(hold & (temperature > 0), temperature, new)
 
     return lax.cond(jnp.all(temperature >= 1), lambda: temperature, advance)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from numpyro_jala._typing import Array
-from numpyro_jala.engine.adaptation import by_island, others_covariance
+from numpyro_jala.engine.adaptation import by_island, loo_covariance
 from numpyro_jala.engine.smc import Cloud
 from numpyro_jala.engine.weights import covariance, pool
 
@@ -58,7 +58,7 @@ def _regress(weight: Array, cloud: Cloud, rate: Array, factor: Array) -> Array:
     common = factor[0]
     whitened = within(weight, cloud.gradient @ common)
     dim = whitened.shape[-1]
-    moments = others_covariance(weight, whitened, jnp.concatenate([whitened, rate], -1))
+    moments = loo_covariance(weight, whitened, jnp.concatenate([whitened, rate], -1))
     gram, cross = moments[..., :dim], moments[..., dim:]
     ridge = _RIDGE * jnp.trace(gram, axis1=1, axis2=2)[:, None, None] / dim
     ridge = jnp.where(ridge > 0, ridge, 1.0) * jnp.eye(dim, dtype=gram.dtype)
@@ -82,14 +82,14 @@ def learn(
         What was learned a step ago, and how much of it to keep.
     """
     rate = jnp.where(weight[..., None] > 0, rate, 0.0)
-    num_others = weight.size - weight.shape[1]
+    num_loo = weight.size - weight.shape[1]
     centred = within(weight, rate)
-    if factor.ndim == 3 and _DRAWS_PER_DIM * factor.shape[-1] <= num_others:
+    if factor.ndim == 3 and _DRAWS_PER_DIM * factor.shape[-1] <= num_loo:
         learned = _regress(weight, cloud, centred, factor)
     else:
         # The mean moves by minus the covariance of position and rate. Each entry is
         # noisy and there are many: average them over the last steps.
-        fresh = others_covariance(weight, cloud.position, centred)
+        fresh = loo_covariance(weight, cloud.position, centred)
         learned = memory * last + (1 - memory) * fresh
     learned = jnp.nan_to_num(learned, posinf=0.0, neginf=0.0)
     following = rate - jnp.einsum("jnd,jdc->jnc", cloud.gradient, learned)

@@ -25,7 +25,7 @@ from jax.sharding import Mesh
 from numpyro_jala._typing import Array, PRNGKey, Tree
 from numpyro_jala.backend.sharding import fetch, is_key, place, spans_processes
 from numpyro_jala.backend.versions import version_of
-from numpyro_jala.engine.state import ASCEND, CLIMB, Info, State
+from numpyro_jala.engine.state import ANNEAL, EM_STEP, Info, State
 from numpyro_jala.inference import programs
 from numpyro_jala.inference.record import Run
 
@@ -41,7 +41,7 @@ _BELONGINGS = {
 
 
 #: Stages whose history is kept; what follows them is done again.
-_STAGES = (CLIMB, ASCEND)
+_STAGES = (ANNEAL, EM_STEP)
 
 
 class Identity(NamedTuple):
@@ -164,9 +164,9 @@ class Checkpoint:
             ) from error
         self._check(identity)
         state = _unpack(run, rng_key, saved, header)
-        if run.count(ASCEND) > num_steps:
+        if run.count(EM_STEP) > num_steps:
             raise ValueError(
-                f"The checkpoint {str(self.path)!r} has taken {run.count(ASCEND)} steps, "
+                f"The checkpoint {str(self.path)!r} has taken {run.count(EM_STEP)} steps, "
                 f"more than num_steps={num_steps}. Give another path, or delete the file."
             )
         return state
@@ -220,7 +220,7 @@ def _pack(run: Run, state: State, identity: Identity) -> dict[str, np.ndarray]:
     header = {
         "identity": identity._asdict(),
         "num_evaluations": run.num_evaluations,
-        "heaps": run.heaps,
+        "tied_draws": run.tied_draws,
     }
     return {"header": np.asarray(json.dumps(header)), **leaves, **rows}
 
@@ -229,14 +229,16 @@ def _unpack(
     run: Run, rng_key: PRNGKey, saved: dict[str, np.ndarray], header: dict[str, Any]
 ) -> State:
     """Put the history into the run, and return the state."""
-    run.num_evaluations, run.heaps = header["num_evaluations"], header["heaps"]
+    run.num_evaluations, run.tied_draws = header["num_evaluations"], header["tied_draws"]
     for stage in _STAGES:
         names = [f"info_{stage}_{field}" for field in Info._fields]
         if names[0] in saved:
             rows: list[Any] = [saved[name] for name in names]
             run.restore(stage, Info(*rows))
     params = run.fixed.layout.init_params
-    blank = jax.eval_shape(partial(programs.start, run.fixed), rng_key, run.data, params)
+    blank = jax.eval_shape(
+        partial(programs.initial_state, run.fixed), rng_key, run.data, params
+    )
     leaves, tree = jax.tree.flatten(blank)
     restored: list[Any] = [
         _restore(leaf, saved[f"state_{i}"], rng_key) for i, leaf in enumerate(leaves)

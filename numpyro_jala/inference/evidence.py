@@ -22,8 +22,8 @@ from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import logsumexp
 
 from numpyro_jala._typing import Array, PRNGKey
-from numpyro_jala.engine.adaptation import by_island, others_average
-from numpyro_jala.engine.geometry import others_factor
+from numpyro_jala.engine.adaptation import by_island, loo_mean
+from numpyro_jala.engine.geometry import loo_factor
 from numpyro_jala.engine.langevin import draw_noise
 from numpyro_jala.engine.weights import log_mean_exp
 
@@ -56,10 +56,10 @@ def log_density(gaussian: Gaussian, position: Array) -> Array:
     return -0.5 * jnp.sum(noise**2, -1) - log_norm
 
 
-def fit_others(weight: Array, position: Array, gradient: Array, dense: bool) -> Gaussian:
+def fit_loo(weight: Array, position: Array, gradient: Array, dense: bool) -> Gaussian:
     """Fit a Gaussian for each island on the particles of the rest."""
-    mean = others_average(weight, position)
-    return Gaussian(mean, others_factor(weight, position, gradient, dense))
+    mean = loo_mean(weight, position)
+    return Gaussian(mean, loo_factor(weight, position, gradient, dense))
 
 
 class Bridge(NamedTuple):
@@ -136,11 +136,11 @@ def at_level(found: Bridge, level: Array) -> Bridge:
     return Bridge(log_evidence, found.standard_error, found.overlap, islands)
 
 
-def draw_others(
+def draw_loo(
     rng_key: PRNGKey, weight: Array, position: Array, gradient: Array, dense: bool
 ) -> tuple[Array, Array, Array]:
     """Return draws from each island's Gaussian, and log-densities at both ends."""
-    gaussian = fit_others(weight, position, gradient, dense)
+    gaussian = fit_loo(weight, position, gradient, dense)
     noise = draw_noise(rng_key, position.shape, position.dtype)
     draws = jax.vmap(from_noise)(gaussian, noise)
     return (

@@ -47,7 +47,7 @@ def _follow(
 ) -> tuple[flow.Frame, flow.Flow, Array]:
     """Return how the particles follow each parameter, and the scores if they do."""
     ones = jnp.ones(weight.shape[0], position.dtype)
-    found, _ = smc.evaluate(potential_fn, Target(params, ones), position, each=True)
+    found, _ = smc.evaluate_model(potential_fn, Target(params, ones), position, each=True)
     alive = weight[..., None] > 0
     gradient = jnp.where(alive, found.gradient, 0.0)
     frame = flow.frame(weight, position, gradient, dense)
@@ -117,7 +117,7 @@ def moments(
         return jax.jvp(slopes, (params,), (direction,))[1]
 
     curvature = lax.map(curvature_along, jnp.eye(params.size, dtype=params.dtype))
-    # An island where no particle lives has nothing to say.
+    # An island without living particles has no moments.
     nothing = jnp.where(weight.sum(-1) > 0, 0.0, jnp.nan)[:, None]
     return Moments(
         nothing + jnp.einsum("jn,jnp->jp", weight, scores),
@@ -180,19 +180,19 @@ class Uncertainty(NamedTuple):
     """How well the parameters are known, on the unconstrained scale.
 
     covariance
-        Of the estimate; rows and columns of parameters that are not known are NaN.
-    known
-        Parameters of which the data say something. The others are held fixed.
-    promise
-        Nats that a parameter which is not known would still gain if it moved on: none at
+        Of the estimate; rows and columns of undetermined parameters are NaN.
+    determined
+        Parameters about which there is information. The others are held fixed.
+    newton_decrement
+        Nats that an undetermined parameter would still gain if it moved on: none at
         the edge of its support, and some where the likelihood is not concave.
     shortfall
         Nats between the log-likelihood at the estimate and at the maximum.
     """
 
     covariance: np.ndarray  # (num_params, num_params)
-    known: np.ndarray  # (num_params,)
-    promise: np.ndarray  # (num_params,)
+    determined: np.ndarray  # (num_params,)
+    newton_decrement: np.ndarray  # (num_params,)
     shortfall: float
 
 
@@ -212,14 +212,14 @@ def invert(information: Information, is_free: np.ndarray) -> Uncertainty:
     covariance = np.full_like(observed, np.nan)
     loud = np.abs(information.score) > 3 * np.sqrt(np.diag(information.score_noise))
     least = np.maximum(np.abs(size), _LEAST)
-    promise = np.where(loud & ~known, 0.5 * information.score**2 / least, 0.0)
-    shortfall = float(promise.sum())
+    newton_decrement = np.where(loud & ~known, 0.5 * information.score**2 / least, 0.0)
+    shortfall = float(newton_decrement.sum())
     if known.any():
         inverse = np.linalg.inv(observed[np.ix_(known, known)])
         covariance[np.ix_(known, known)] = inverse
         score = information.score[known]
         shortfall += float(0.5 * score @ inverse @ score)
-    return Uncertainty(covariance, known, promise, shortfall)
+    return Uncertainty(covariance, known, newton_decrement, shortfall)
 
 
 def newton_step(information: Information, uncertainty: Uncertainty) -> np.ndarray:

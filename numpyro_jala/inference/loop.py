@@ -17,7 +17,7 @@ from numpyro_jala._typing import Array
 from numpyro_jala.backend import compilation
 from numpyro_jala.engine import em
 from numpyro_jala.engine.smc import Cloud
-from numpyro_jala.engine.state import ASCEND, CLIMB, HOLD, REST, State
+from numpyro_jala.engine.state import ANNEAL, ANNEAL_FIXED, EM_STEP, REST, State
 from numpyro_jala.inference import evidence, information, programs
 from numpyro_jala.inference.checkpoint import Checkpoint
 from numpyro_jala.inference.information import Information, Moments
@@ -58,7 +58,7 @@ def _compile_ahead(run: Run, program: Any, args: tuple[Any, ...]) -> None:
     begin, at = run.programs.begin, (run.fixed, run.placed)
     state, number = begin(program, *args), np.asarray(0)
     params = state.target.params
-    begin(programs.walk, *at, state, number, number, params, number)
+    begin(programs.run_steps, *at, state, number, number, params, number)
     if _informs(params):
         begin(programs.louis, *at, params, state.cloud, np.asarray(True))
     if run.fixed.settings.num_islands > 1:
@@ -66,7 +66,7 @@ def _compile_ahead(run: Run, program: Any, args: tuple[Any, ...]) -> None:
         begin(programs.estimate, run.fixed, state.rng_key, run.placed, params, clouds)
 
 
-def _walk(
+def _run_steps(
     run: Run,
     state: State,
     stage: int,
@@ -76,7 +76,7 @@ def _walk(
 ) -> State:
     """Take a chunk of steps and keep what happened."""
     goal = state.target.params if goal is None else goal
-    new, infos, count = run.programs.ready(programs.walk)(
+    new, infos, count = run.programs.ready(programs.run_steps)(
         run.fixed,
         run.placed,
         state,
@@ -90,7 +90,7 @@ def _walk(
     if alive < min(2, run.fixed.settings.num_islands):
         run.last_state = state
         raise RuntimeError(_describe_death(run, state, int(count)))
-    seen_as = CLIMB if stage == HOLD else stage
+    seen_as = ANNEAL if stage == ANNEAL_FIXED else stage
     run.keep(seen_as, jax.device_get(infos), int(count))
     return new
 
@@ -120,14 +120,14 @@ def anneal(
     """
     if bool(jnp.all(state.target.temperature >= 1)):
         return state
-    most = round(_MOST_STEPS * run.fixed.settings.slowness)
+    most = round(_MOST_STEPS * run.fixed.settings.annealing_effort)
     pace = _Pace(None if checkpoint is None else checkpoint.every)
     with tqdm(disable=not show, desc="anneal", unit=" steps") as bar:
-        while run.count(CLIMB) < most:
-            state = _walk(run, state, HOLD if holds else CLIMB, pace.count)
+        while run.count(ANNEAL) < most:
+            state = _run_steps(run, state, ANNEAL_FIXED if holds else ANNEAL, pace.count)
             pace.look(run.num_new)
             bar.update(run.num_new)
-            bar.set_postfix(run.watch(CLIMB))
+            bar.set_postfix(run.watch(ANNEAL))
             if checkpoint is not None:
                 checkpoint.note(run, state)
             if bool(jnp.all(state.target.temperature >= 1)):
@@ -148,10 +148,10 @@ def ascend(
     if state.target.params.size == 0:
         num_steps = 0
 
-    def walk(current: State, count: int) -> State:
-        return _walk(run, current, ASCEND, count)
+    def run_steps(current: State, count: int) -> State:
+        return _run_steps(run, current, EM_STEP, count)
 
-    state = take_steps(run, state, num_steps, show, walk, checkpoint)
+    state = take_steps(run, state, num_steps, show, run_steps, checkpoint)
     if checkpoint is not None:
         checkpoint.save(run, state)
     return state
@@ -162,21 +162,21 @@ def take_steps(
     state: Any,
     num_steps: int,
     show: bool,
-    walk_fn: Callable[[Any, int], Any],
+    steps_fn: Callable[[Any, int], Any],
     checkpoint: Checkpoint | None = None,
 ) -> Any:
-    """Call ``walk_fn(state, count)`` until there are enough steps or an interrupt."""
-    done = run.count(ASCEND)
+    """Call ``steps_fn(state, count)`` until there are enough steps or an interrupt."""
+    done = run.count(EM_STEP)
     hidden = not show or not num_steps
     pace = _Pace(None if checkpoint is None else checkpoint.every)
     with tqdm(total=num_steps, initial=done, disable=hidden, desc="ascend") as bar:
         try:
             while done < num_steps:
-                state = walk_fn(state, min(pace.count, num_steps - done))
+                state = steps_fn(state, min(pace.count, num_steps - done))
                 done += run.num_new
                 pace.look(run.num_new)
                 bar.update(run.num_new)
-                bar.set_postfix(run.watch(ASCEND))
+                bar.set_postfix(run.watch(EM_STEP))
                 if checkpoint is not None:
                     checkpoint.note(run, state)
         except KeyboardInterrupt:
@@ -189,29 +189,29 @@ def take_steps(
     return state
 
 
-def finish(run: Run, state: State) -> None:
+def conclude(run: Run, state: State) -> None:
     """Rest at the estimate, and find the log-evidence and the information there."""
     params = programs.best_params(run.fixed, state)
     recursive = programs.log_evidence(state)
     if run.fixed.settings.num_islands == 1:
         known = _inform(run, params, [state.cloud])
-        run.finish(state, params, evidence.unknown(1), recursive, known)
+        run.store_result(state, params, evidence.unknown(1), recursive, known)
         return
     rng_key, bridge_key = random.split(random.fold_in(state.rng_key, 1))
     state = state._replace(rng_key=rng_key)
-    state = _walk(run, state, REST, SETTLE, params, SETTLE if params.size else 0)
+    state = _run_steps(run, state, REST, SETTLE, params, SETTLE if params.size else 0)
     if run.fixed.settings.newton and int(state.num_steps) > 0:
         params, state = _polish(run, state, params)
     clouds = []
     for _ in range(CLOUDS):
-        state = _walk(run, state, REST, APART, params)
+        state = _run_steps(run, state, REST, APART, params)
         clouds.append(state.cloud)
     estimate = run.programs.ready(programs.estimate)
     found = estimate(run.fixed, bridge_key, run.placed, params, clouds)
     bridge = evidence.at_level(*found)
     run.num_evaluations += len(clouds) * state.cloud.log_weight.size
     known = _inform(run, params, clouds)
-    run.finish(state, params, bridge, recursive, known)
+    run.store_result(state, params, bridge, recursive, known)
 
 
 def _polish(run: Run, state: State, params: Array) -> tuple[Array, State]:
@@ -224,7 +224,7 @@ def _polish(run: Run, state: State, params: Array) -> tuple[Array, State]:
     if not bool(em.is_near(state.optim_state, step, SETTLE // 2)):
         return params, state
     better = params + step
-    return better, _walk(run, state, REST, SETTLE, better, SETTLE)
+    return better, _run_steps(run, state, REST, SETTLE, better, SETTLE)
 
 
 def _informs(params: Any) -> bool:

@@ -65,11 +65,11 @@ def check_positive(name: str, value: float) -> None:
         raise ValueError(f"{name}={value} is not positive.")
 
 
-def check_slowness(value: float) -> None:
-    """Check that annealing is not hurried."""
+def check_annealing_effort(value: float) -> None:
+    """Check that annealing takes at least the default number of moves."""
     if not 1 <= value < math.inf:
         raise ValueError(
-            f"slowness={value!r} is not a number of at least 1, which is the default pace."
+            f"annealing_effort={value!r} is not a number of at least 1, which is the default pace."
         )
 
 
@@ -95,7 +95,7 @@ def check_matmul_precision(name: str | None) -> None:
         ) from error
 
 
-def check_rival(name: str, num_particles: int, step_size: float) -> None:
+def check_baseline(name: str, num_particles: int, step_size: float) -> None:
     """Check what the algorithms without weights are given."""
     if num_particles < 1:
         raise ValueError(f"{name} with num_particles={num_particles} has nothing to move.")

@@ -1,4 +1,4 @@
-"""The compiled parts of a run: start, walk, estimate, constrain.
+"""The compiled parts of a run: start, run_steps, estimate, constrain.
 
 Each is compiled once for a :class:`Fixed` problem and the shapes of its data.
 """
@@ -21,8 +21,8 @@ from numpyro_jala.engine import em, sampler, smc
 from numpyro_jala.engine.resampling import systematic
 from numpyro_jala.engine.smc import Target
 from numpyro_jala.engine.state import (
-    CLIMB,
-    HOLD,
+    ANNEAL,
+    ANNEAL_FIXED,
     REST,
     Info,
     Problem,
@@ -83,7 +83,7 @@ def _block(fixed: Fixed) -> int | None:
 @partial(jax.jit, static_argnums=0)
 @on_mesh
 @exactly
-def start(fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array) -> State:
+def initial_state(fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array) -> State:
     """Draw a cloud from the reference."""
     layout, settings = fixed
     draw_key, state_key = random.split(rng_key)
@@ -92,7 +92,7 @@ def start(fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array) -> State:
     target = Target(params, jnp.zeros(shape[:1], position.dtype))
     zero = jnp.zeros((), position.dtype)
     problem = problem_of(fixed, data)
-    return sampler.start(
+    return sampler.initial_state(
         state_key, problem, settings, target, position, zero, ascends=False
     )
 
@@ -100,7 +100,7 @@ def start(fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array) -> State:
 @partial(jax.jit, static_argnums=0)
 @on_mesh
 @exactly
-def start_given(
+def initial_state_given(
     fixed: Fixed,
     rng_key: PRNGKey,
     data: Data,
@@ -115,14 +115,14 @@ def start_given(
     position = flat.reshape(*shape, layout.dim)
     target = Target(params, jnp.ones(shape[:1], position.dtype))
     problem = problem_of(fixed, data)
-    return sampler.start(
+    return sampler.initial_state(
         rng_key, problem, settings, target, position, log_evidence, ascends=True
     )
 
 
 @partial(jax.jit, static_argnums=0)
 @on_mesh
-def walk(
+def run_steps(
     fixed: Fixed,
     data: Data,
     state: State,
@@ -145,7 +145,7 @@ def walk(
     def unfinished(carry: Any) -> Array:
         current, _, count = carry
         arrived = jnp.all(current.target.temperature >= 1)
-        anneals = (stage == CLIMB) | (stage == HOLD)
+        anneals = (stage == ANNEAL) | (stage == ANNEAL_FIXED)
         return (count < num_steps) & ~(anneals & arrived)
 
     infos = jax.tree.map(
@@ -157,7 +157,7 @@ def walk(
 @on_mesh
 def anneal(fixed: Fixed, data: Data, state: State) -> State:
     """Walk from the reference to the posterior in one go."""
-    problem, stage = problem_of(fixed, data), jnp.asarray(CLIMB)
+    problem, stage = problem_of(fixed, data), jnp.asarray(ANNEAL)
 
     def body(current: State) -> State:
         params = current.target.params
@@ -193,7 +193,7 @@ def estimate(
     )
     weight = weight / len(clouds)
     dense = fixed.settings.preconditioner == "dense"
-    draws, at_particles, at_draws = evidence.draw_others(
+    draws, at_particles, at_draws = evidence.draw_loo(
         rng_key, weight, position, gradient, dense
     )
     joint = fixed.layout.joint(data.arrays)
@@ -258,7 +258,7 @@ def louis(
 
 @partial(jax.jit, static_argnums=0)
 @exactly
-def constrain(
+def constrain_draws(
     fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array, position: Array
 ) -> dict[str, Array]:
     """Map positions (num_islands, num_particles, dim) to values of the model's sites."""

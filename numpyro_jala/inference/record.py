@@ -12,7 +12,7 @@ import numpy as np
 from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.backend.compilation import Programs
 from numpyro_jala.backend.sharding import fetch, place
-from numpyro_jala.engine.state import CLIMB, Info, State
+from numpyro_jala.engine.state import ANNEAL, Info, State
 from numpyro_jala.engine.weights import log_mean_exp, normalise, potential_scale_reduction
 from numpyro_jala.inference import evidence, information
 from numpyro_jala.inference.information import Information, Uncertainty
@@ -59,7 +59,7 @@ class Run:
         self.num_new = 0
         self.last_state: Any = None
         self.finished: Result | None = None
-        self.heaps: dict[str, float] = {}
+        self.tied_draws: dict[str, float] = {}
         self._infos: dict[int, list[Any]] = {}
 
     def keep(self, stage: int, infos: Any, count: int) -> None:
@@ -105,11 +105,11 @@ class Run:
         if not self.weighs:
             return {"grad_norm": f"{last.grad_norm[-1]:.3g}"}
         shown = {"log_evidence": f"{float(log_mean_exp(last.log_evidence[-1])):.2f}"}
-        if stage == CLIMB:
+        if stage == ANNEAL:
             shown = {"temperature": f"{last.temperature[-1].min():.2g}", **shown}
         return {**shown, "ess": f"{last.ess[-1].mean():.2f}"}
 
-    def finish(
+    def store_result(
         self,
         state: State,
         params: Array,

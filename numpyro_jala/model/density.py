@@ -18,7 +18,7 @@ from numpyro.primitives import Messenger
 from numpyro_jala._typing import Array, Potential, PRNGKey, Tree
 from numpyro_jala.model.arguments import Call
 from numpyro_jala.model.sites import Site, Trace, is_data, is_factor
-from numpyro_jala.model.supports import constrain, unconstrain, unconstrained
+from numpyro_jala.model.supports import from_support, to_support, unconstrained
 
 
 class Temper(Messenger):  # type: ignore[misc]
@@ -109,11 +109,11 @@ class Layout:
 
     def constrain_params(self, params: Array) -> dict[str, Tree]:
         """Map a flat unconstrained vector to values of the param sites."""
-        return constrain(self.unravel_params(params), self.constraints)
+        return to_support(self.unravel_params(params), self.constraints)
 
     def unconstrain_params(self, values: dict[str, Tree]) -> Array:
         """Map values of the param sites to a flat unconstrained vector."""
-        flat = ravel_pytree(unconstrain(values, self.constraints))[0]
+        flat = ravel_pytree(from_support(values, self.constraints))[0]
         return jnp.asarray(flat, self.init_params.dtype)
 
     def at(self, params: Array) -> Callable[..., Any]:

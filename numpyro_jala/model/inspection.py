@@ -31,7 +31,7 @@ from numpyro_jala.model.sites import (
     plate_depth,
     run_once,
 )
-from numpyro_jala.model.supports import free_coordinates, unconstrain, unconstrained
+from numpyro_jala.model.supports import free_coordinates, from_support, unconstrained
 
 _NEEDS_VALUES = (
     jax.errors.ConcretizationTypeError,
@@ -42,7 +42,7 @@ _NEEDS_VALUES = (
 )
 
 
-class Watch(Messenger):  # type: ignore[misc]
+class SiteRecorder(Messenger):  # type: ignore[misc]
     """Remember the last named site, and whether random numbers were asked for."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ def lay_out(
     has_scan = any(map(in_control_flow, trace.values()))
     # What a mask leaves out depends on its values.
     keep_arrays = has_mask or _looks_at_values(model, args, kwargs)
-    init_params, unravel_params = _flatten(unconstrain(free, supports))
+    init_params, unravel_params = _flatten(from_support(free, supports))
     anchor, unravel_latents = _flatten(
         {name: unconstrained(site) for name, site in moved.items()}
     )
@@ -148,7 +148,7 @@ def _is_noisy(
 ) -> bool:
     """Tell whether the model asks for random numbers once its params are known."""
     known = handlers.substitute(model, data=params)
-    watch = Watch()
+    watch = SiteRecorder()
     with watch:
         run_once(known, jax.random.key(0), args, kwargs)
     return watch.is_noisy
@@ -157,7 +157,7 @@ def _is_noisy(
 def _trace_density(layout: Layout, arrays: list[Array]) -> Jaxpr:
     """Evaluate the log-density on shapes alone, and return its program."""
     potential, one = layout.joint(arrays), jnp.ones((), layout.anchor.dtype)
-    watch = Watch()
+    watch = SiteRecorder()
     try:
         with watch:
             at = layout.init_params, one, layout.anchor

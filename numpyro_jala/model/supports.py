@@ -16,7 +16,7 @@ from numpyro_jala.model.sites import Site
 _MOST_INSPECTED = 64
 
 
-def constrain(values: dict[str, Tree], supports: dict[str, Any]) -> dict[str, Tree]:
+def to_support(values: dict[str, Tree], supports: dict[str, Any]) -> dict[str, Tree]:
     """Map each param's value, a tree, from the real line to its support."""
     return {
         name: jax.tree.map(biject_to(supports[name]), value)
@@ -24,7 +24,7 @@ def constrain(values: dict[str, Tree], supports: dict[str, Any]) -> dict[str, Tr
     }
 
 
-def unconstrain(values: dict[str, Tree], supports: dict[str, Any]) -> dict[str, Tree]:
+def from_support(values: dict[str, Tree], supports: dict[str, Any]) -> dict[str, Tree]:
     """Map each param's value, a tree, to the real line."""
     return {
         name: jax.tree.map(biject_to(supports[name]).inv, value)

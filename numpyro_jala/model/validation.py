@@ -23,7 +23,7 @@ from numpyro_jala.model.sites import (
 )
 
 #: Share of equal draws that is not chance, even in single precision.
-_HEAP = 0.02
+_TIED = 0.02
 
 
 def check_sites(trace: Trace) -> None:
@@ -165,9 +165,9 @@ def _check_observed(name: str, site: Site) -> None:
         )
 
 
-def cautions(trace: Trace, is_noisy: bool) -> list[str]:
+def model_warnings(trace: Trace, is_noisy: bool) -> list[str]:
     """Return a sentence for each thing that changes what the numbers mean."""
-    said = [sentence for n, site in trace.items() for sentence in _caution(n, site)]
+    said = [sentence for n, site in trace.items() for sentence in _site_warnings(n, site)]
     if is_noisy:
         said.append(
             "The model asks for random numbers beside its sites (prng_key, dropout). They "
@@ -177,7 +177,7 @@ def cautions(trace: Trace, is_noisy: bool) -> list[str]:
     return said
 
 
-def _caution(name: str, site: Site) -> list[str]:
+def _site_warnings(name: str, site: Site) -> list[str]:
     if site["type"] == "param" and is_integer(site["value"]):
         return [
             f"Param {name!r} is an integer and has no gradient: it stays at "
@@ -226,7 +226,7 @@ def describe_dead_start(trace: Trace) -> str:
     return "The gradient of the log-density is not finite at draws from the reference."
 
 
-def find_heaps(draws: np.ndarray, columns: dict[str, np.ndarray]) -> dict[str, float]:
+def find_tied_draws(draws: np.ndarray, columns: dict[str, np.ndarray]) -> dict[str, float]:
     """Find sites many of whose prior draws lie at one value, by rounding.
 
     Close to the edge of its support a draw is rounded to the edge, or to the last number
@@ -249,7 +249,7 @@ def find_heaps(draws: np.ndarray, columns: dict[str, np.ndarray]) -> dict[str, f
     # Of a million numbers two are the same by chance.
     shares = np.where(counts > 1, counts, 0) / max(1, len(draws) - 1)
     worst = {name: shares[index].max(initial=0.0) for name, index in columns.items()}
-    return {name: float(share) for name, share in worst.items() if share > _HEAP}
+    return {name: float(share) for name, share in worst.items() if share > _TIED}
 
 
 def describe_failure(error: Exception) -> str:

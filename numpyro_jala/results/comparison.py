@@ -141,12 +141,14 @@ def compare(
         },
         index=names,
     )
-    for sentence in _doubts(names, ordered, table):
+    for sentence in _warning_messages(names, ordered, table):
         warnings.warn(sentence, stacklevel=2)
     return table
 
 
-def _doubts(names: list[str], models: list[_Model], table: pd.DataFrame) -> list[str]:
+def _warning_messages(
+    names: list[str], models: list[_Model], table: pd.DataFrame
+) -> list[str]:
     said = []
     best = models[0]
     for name, model in zip(names[1:], models[1:], strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpyro.distributions import MaskedDistribution
 
-from numpyro_jala.engine.state import ASCEND, CLIMB, REST
+from numpyro_jala.engine.state import ANNEAL, EM_STEP, REST
 from numpyro_jala.engine.weights import effective_fraction, log_mean_exp
 from numpyro_jala.inference.record import Result, Run
 from numpyro_jala.results.estimates import estimates, label_entries
@@ -36,7 +36,7 @@ def best_evidence(run: Run) -> tuple[float, float]:
         return float(result.bridge.log_evidence), float(result.bridge.standard_error)
     if run.fixed.settings.num_islands > 1:
         return float(log_mean_exp(result.recursive)), _path_error(run)
-    seen = [run.infos(stage) for stage in (CLIMB, ASCEND)]
+    seen = [run.infos(stage) for stage in (ANNEAL, EM_STEP)]
     if any(info is not None and info.resampled.any() for info in seen):
         return float(result.recursive[0]), float("nan")
     fraction = float(effective_fraction(result.log_weight)[0])
@@ -97,7 +97,7 @@ def diagnostics(run: Run) -> dict[str, float]:
     """Return numbers that tell whether to trust the result."""
     result = run.result
     log_evidence, error = best_evidence(run)
-    seen = [run.infos(s) for s in (CLIMB, ASCEND, REST)]
+    seen = [run.infos(s) for s in (ANNEAL, EM_STEP, REST)]
     rows = [info for info in seen if info is not None]
     at_end = rows[-1].ess if rows else np.ones((1, 1))
     recursive = np.asarray(result.recursive, float)
@@ -119,14 +119,14 @@ def diagnostics(run: Run) -> dict[str, float]:
     }
 
 
-def doubts(run: Run) -> list[str]:
+def warning_messages(run: Run) -> list[str]:
     """Return a sentence for each thing that a user should doubt."""
     found = diagnostics(run)
     said = [
         f"Of the draws of {name!r} from its prior {share:.0%} are rounded to the edge of "
         f"its support. The mass there is lost, and the log-evidence is not to be trusted. "
         "Turn on double precision (jax_enable_x64), or use another prior."
-        for name, share in run.heaps.items()
+        for name, share in run.tied_draws.items()
     ]
     if found["ess"] < 0.1:
         said.append(
@@ -141,7 +141,7 @@ def doubts(run: Run) -> list[str]:
             "mixed, or the posterior has several modes. Do not trust the log-evidence; "
             "take more particles, another parametrisation, or another reference."
         )
-    said += _evidence_doubts(run, found)
+    said += _evidence_warnings(run, found)
     said += _open_params(run)
     if found["shortfall"] > _SHORT:
         said.append(
@@ -151,7 +151,7 @@ def doubts(run: Run) -> list[str]:
     return said
 
 
-def _evidence_doubts(run: Run, found: dict[str, float]) -> list[str]:
+def _evidence_warnings(run: Run, found: dict[str, float]) -> list[str]:
     """Return a sentence for each reason to doubt the log-evidence."""
     said = []
     islands = run.fixed.settings.num_islands
@@ -166,7 +166,7 @@ def _evidence_doubts(run: Run, found: dict[str, float]) -> list[str]:
         said.append(
             f"The log-evidence has standard error {found['log_evidence_se']:.2f} and is "
             "not to be trusted. Take more particles"
-            + ("." if is_bridged(run.result) else ", or a larger slowness.")
+            + ("." if is_bridged(run.result) else ", or a larger annealing_effort.")
         )
     elif is_bridged(run.result) and found["overlap"] < 0.05:
         said.append(
@@ -198,9 +198,11 @@ def _open_params(run: Run) -> list[str]:
     # One island alone cannot tell what the data do not say from noise.
     alone = run.fixed.settings.num_islands == 1
     known = result.uncertainty
-    if alone or known is None or known.known.all():
+    if alone or known is None or known.determined.all():
         return []
-    if known.promise.sum() > _SHORT:  # and what is said then is that it has not converged
+    if (
+        known.newton_decrement.sum() > _SHORT
+    ):  # and what is said then is that it has not converged
         return []
     found = estimates(layout, result.params, result.uncertainty, 0.9)
     open_ = [

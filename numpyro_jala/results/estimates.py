@@ -64,7 +64,7 @@ def _delta(layout: Layout, params: Array, uncertainty: Uncertainty) -> _Delta:
     jacobian = np.asarray(_slopes(layout, params), np.float64)
     # Slopes at the estimate may be too small for a float, as at the edge of a support.
     depends = np.asarray(_slopes(layout, jnp.zeros_like(params))) != 0
-    known = uncertainty.known
+    known = uncertainty.determined
     inner = uncertainty.covariance[np.ix_(known, known)]
     covariance = jacobian[:, known] @ inner @ jacobian[:, known].T
     is_open = depends[:, ~known].any(1)

@@ -142,7 +142,7 @@ class Results:
         found = self._found
         result = found.result
         rng_key = random.fold_in(result.rng_key, 3)
-        values = programs.constrain(
+        values = programs.constrain_draws(
             found.fixed, rng_key, found.data, result.params, result.position
         )
         return {name: np.asarray(value) for name, value in jax.device_get(values).items()}

@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from numpyro_jala.backend.versions import version_of
-from numpyro_jala.engine.state import ASCEND, CLIMB, Info
+from numpyro_jala.engine.state import ANNEAL, EM_STEP, Info
 from numpyro_jala.engine.weights import effective_fraction
 from numpyro_jala.inference import programs
 from numpyro_jala.inference.record import Run
@@ -84,7 +84,7 @@ def _stage_fields(info: Info) -> dict[str, Any]:
 
 def em_fields(run: Run) -> dict[str, np.ndarray]:
     """Return the traces of the EM steps: what was watched, and every param site."""
-    info = run.infos(ASCEND)
+    info = run.infos(EM_STEP)
     if info is None:
         return {}
     fields = _stage_fields(info) if run.weighs else {"grad_norm": info.grad_norm}
@@ -152,7 +152,7 @@ def groups(
     traced = em_fields(run)
     if traced:
         found["em_trace"] = _dataset(traced, ("step",), {})
-    annealed = run.infos(CLIMB)
+    annealed = run.infos(ANNEAL)
     if annealed is not None:
         fields = _stage_fields(annealed) | {"temperature": annealed.temperature.min(1)}
         found["anneal_trace"] = _dataset(fields, ("step",), {})

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from numpyro_jala.engine import em
-from numpyro_jala.engine.state import ASCEND
+from numpyro_jala.engine.state import EM_STEP
 from numpyro_jala.inference.record import Run
 from numpyro_jala.results.comparison import aic, bic
-from numpyro_jala.results.diagnostics import diagnostics, doubts, num_observations
+from numpyro_jala.results.diagnostics import diagnostics, num_observations, warning_messages
 from numpyro_jala.results.estimates import estimates, label_entries
 
 _MOST_ROWS = 20
@@ -118,7 +118,7 @@ def summary(
         else:
             words.append(f"no standard errors: more than {em.FEW_PARAMS} params")
         more = ["   ".join(words)]
-    warned = [f"! {text}" for text in doubts(run)]
+    warned = [f"! {text}" for text in warning_messages(run)]
     latents = _latent_lines(samples, weight, prob, num_islands)
     return "\n".join(["", *_param_lines(run, prob), *latents, "", last, *more, *warned])
 
@@ -132,5 +132,5 @@ def plain(
 ) -> str:
     """Return the tables of a run whose particles have no weights."""
     latents = _latent_lines(samples, np.exp(log_weight), prob, 1)
-    last = f"steps {run.count(ASCEND)}   {name} gives neither standard errors nor evidence"
+    last = f"steps {run.count(EM_STEP)}   {name} gives neither standard errors nor evidence"
     return "\n".join(["", *_param_lines(run, prob), *latents, "", last])

@@ -79,8 +79,8 @@ def test_what_fits_is_evaluated_at_once():
 @pytest.mark.parametrize("most", [1, 4, 6, 10, 11])
 def test_blocks_give_what_all_at_once_give(most, cloud):
     target, position = cloud
-    whole, whole_fn = smc.evaluate(wide, target, position, True)
-    parts, parts_fn = smc.evaluate(wide, target, position, True, block=most)
+    whole, whole_fn = smc.evaluate_model(wide, target, position, True)
+    parts, parts_fn = smc.evaluate_model(wide, target, position, True, block=most)
     for one, other in zip(whole, parts, strict=True):
         assert one.shape == other.shape
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-4)
@@ -99,7 +99,9 @@ def test_blocks_take_less_memory():
     target = Target(jnp.array([0.5, 1.5]), jnp.ones(2))
 
     def memory(block):
-        evaluate = jax.jit(lambda x: smc.evaluate(wide, target, x, True, block=block)[0])
+        evaluate = jax.jit(
+            lambda x: smc.evaluate_model(wide, target, x, True, block=block)[0]
+        )
         shape = jax.ShapeDtypeStruct((2, 5_000, 3), jnp.float32)
         return evaluate.lower(shape).compile().memory_analysis().temp_size_in_bytes
 
@@ -111,7 +113,7 @@ def test_the_curvature_of_a_normal_mean_is_its_precision(most):
     jala = JALAEM(normal_means, num_particles=64, num_islands=4)
     fixed, arrays, _ = jala._inspect(random.key(0), (SCHOOLS,), {})
     data = programs.Data(arrays, None)
-    state = programs.start(fixed, random.key(1), data, fixed.layout.init_params)
+    state = programs.initial_state(fixed, random.key(1), data, fixed.layout.init_params)
     problem = programs.problem_of(fixed, data)._replace(block=most)
     still = transport.none(state.cloud, state.cloud.rates)
     found = planner._curvature(problem, state, normalise(state.cloud.log_weight), still)

@@ -55,11 +55,11 @@ def look(monkeypatch):
 
 
 def test_programs_are_kept_until_a_run_finds_no_room(look):
-    jala, rival = JALAEM(means), PGD(means, None, step_size=0.1)
+    jala, baseline = JALAEM(means), PGD(means, None, step_size=0.1)
     jala._fixed["another"] = None
-    assert [look(each, 0.1) for each in (jala, rival, jala)] == [1, 1, 1]
+    assert [look(each, 0.1) for each in (jala, baseline, jala)] == [1, 1, 1]
     assert jala._fixed
-    assert [look(each, 0.9) for each in (jala, rival)] == [2, 3]
+    assert [look(each, 0.9) for each in (jala, baseline)] == [2, 3]
     assert not jala._fixed
 
 
@@ -158,7 +158,7 @@ def test_what_is_compiled_ahead_is_what_the_run_calls(monkeypatch, compilations,
         first = {"init_particles": {"z": draws}, "init_log_evidence": known}
     jala.run(random.key(0), 20, y, progress_bar=False, **first)
     start = "start_given" if given else "start"
-    assert called == {start: 0, "walk": 0, "louis": 0, "estimate": 0}
+    assert called == {start: 0, "run_steps": 0, "louis": 0, "estimate": 0}
     assert not jala._run.programs._begun
 
 

@@ -12,7 +12,7 @@ from numpyro_jala import JALAEM, PGD
 from numpyro_jala.backend.precision import HIGHEST, THREE_PASSES, choose, exactly, roughly
 from numpyro_jala.engine import sampler, smc
 from numpyro_jala.engine.smc import Target
-from numpyro_jala.engine.state import ASCEND
+from numpyro_jala.engine.state import EM_STEP
 from numpyro_jala.inference import programs
 
 MANY = jnp.zeros(1_024)
@@ -93,7 +93,7 @@ def precisions_in(step_fn, state):
 def precisions_of(jala):
     state = jala.init(random.key(0), *DATA)
     problem, settings = jala._problem(DATA, {})
-    stage = jnp.asarray(ASCEND)
+    stage = jnp.asarray(EM_STEP)
     goal = state.target.params
     return precisions_in(
         lambda s: sampler.step(problem, settings, s, stage, goal, stage), state
@@ -118,7 +118,7 @@ def test_what_is_found_at_rest_is_exact_whatever_the_default():
         return programs.louis(fixed, data, params, s.cloud, jnp.asarray(True))
 
     def start(s):
-        return programs.start(fixed, s.rng_key, data, params).cloud
+        return programs.initial_state(fixed, s.rng_key, data, params).cloud
 
     for stage in (estimate, louis, start):
         with_data, without = precisions_in(stage, state)
@@ -135,8 +135,8 @@ def test_the_user_can_choose_the_precision_of_the_model():
 
 def test_algorithms_without_evidence_keep_the_default():
     with jax.default_matmul_precision("tensorfloat32"):
-        rival = PGD(regression, step_size=0.1, num_particles=4)
-    problem, _ = rival._problem(DATA, {})
+        baseline = PGD(regression, step_size=0.1, num_particles=4)
+    problem, _ = baseline._problem(DATA, {})
     with_data, _ = precisions_in(
         lambda x: problem.potential_fn(jnp.ones(1), jnp.ones(()), x), jnp.ones(3)
     )
@@ -155,7 +155,7 @@ def test_only_gradients_may_be_rough():
     target = Target(jnp.ones(1), jnp.ones(2))
 
     def evaluate(position, rough):
-        return smc.evaluate(problem.potential_fn, target, position, True, rough)[0]
+        return smc.evaluate_model(problem.potential_fn, target, position, True, rough)[0]
 
     def found(rough):
         jaxpr = jax.make_jaxpr(lambda x: evaluate(x, rough))(jnp.zeros((2, 4, 3)))

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from numpyro_jala import JALAEM
 from numpyro_jala.backend import blocks, sharding
-from numpyro_jala.engine.state import ASCEND
+from numpyro_jala.engine.state import EM_STEP
 from numpyro_jala.inference import programs
 from tests.tools import SCHOOLS, normal_means
 from tests.worker import OPTIONS
@@ -85,12 +85,14 @@ def test_many_devices_give_the_numbers_of_one(spread, alone):
 
 def test_no_particle_leaves_its_device(spread):
     run, state = spread._run, spread.last_state
-    stage, count, wait = (np.asarray(n) for n in (ASCEND, 5, 0))
+    stage, count, wait = (np.asarray(n) for n in (EM_STEP, 5, 0))
     goal = state.target.params
-    walk = programs.walk.lower(run.fixed, run.placed, state, stage, count, goal, wait)
+    run_steps = programs.run_steps.lower(
+        run.fixed, run.placed, state, stage, count, goal, wait
+    )
     clouds = [state.cloud] * 2
     estimate = programs.estimate.lower(run.fixed, state.rng_key, run.placed, goal, clouds)
-    for lowered in (walk, estimate):
+    for lowered in (run_steps, estimate):
         assert not any(n % MANY == 0 for shape in moved(lowered.compile()) for n in shape)
 
 

@@ -1,4 +1,4 @@
-"""The rivals against their own theory, in a model where that is in closed form."""
+"""The baselines against their own theory, in a model where that is in closed form."""
 
 import jax
 import jax.numpy as jnp
@@ -36,12 +36,12 @@ def spread(y):
         numpyro.sample("y", dist.Normal(x, 1.0), obs=y)
 
 
-def final_means(rival, num_steps, num_runs):
+def final_means(baseline, num_steps, num_runs):
     """Return each run's parameter after so many steps, and its latents' means."""
 
     def one(key):
-        start = rival.init(key, Y)
-        state = lax.fori_loop(0, num_steps, lambda _, s: rival.update(s, Y)[0], start)
+        start = baseline.init(key, Y)
+        state = lax.fori_loop(0, num_steps, lambda _, s: baseline.update(s, Y)[0], start)
         return state.params[0], state.position[0].mean(0)
 
     return jax.jit(jax.vmap(one))(random.split(random.key(0), num_runs))
@@ -63,7 +63,7 @@ def mean_dynamics(num_steps, particle_step, param_step, moves_before=0):
 
 
 @pytest.mark.parametrize(
-    ("rival", "particle_step", "moves"),
+    ("baseline", "particle_step", "moves"),
     [
         (PGD(location, step_size=0.15, num_particles=4), 0.15, 0),
         (IPLA(location, step_size=0.15, num_particles=4), 0.15, 0),
@@ -76,8 +76,8 @@ def mean_dynamics(num_steps, particle_step, param_step, moves_before=0):
     ],
     ids=["PGD", "IPLA", "SFLA", "SOUL"],
 )
-def test_means_follow_the_exact_recursion(rival, particle_step, moves):
-    theta, latents = final_means(rival, 6, 4_000)
+def test_means_follow_the_exact_recursion(baseline, particle_step, moves):
+    theta, latents = final_means(baseline, 6, 4_000)
     exact, exact_latents = mean_dynamics(6, particle_step, 0.15, moves)
     assert_mean(theta, exact, resolution=0.05)
     if moves:  # the chain's states within one step differ in law
@@ -87,7 +87,7 @@ def test_means_follow_the_exact_recursion(rival, particle_step, moves):
 
 
 @pytest.mark.parametrize(
-    "rival",
+    "baseline",
     [
         PGD(location, step_size=0.1, num_particles=8),
         IPLA(location, step_size=0.1, num_particles=8),
@@ -96,21 +96,21 @@ def test_means_follow_the_exact_recursion(rival, particle_step, moves):
     ],
     ids=["PGD", "IPLA", "SFLA", "SOUL"],
 )
-def test_estimates_of_a_location_are_not_biased(rival):
-    theta, _ = final_means(rival, 150 if rival.num_particles == 8 else 750, 1_000)
+def test_estimates_of_a_location_are_not_biased(baseline):
+    theta, _ = final_means(baseline, 150 if baseline.num_particles == 8 else 750, 1_000)
     assert_mean(theta, Y.mean(), resolution=0.08)
 
 
 def test_noise_of_the_params_has_the_variance_of_the_equations():
     stiff = optax.sgd(0.0)  # the noise alone moves them
-    for rival, variance in [
+    for baseline, variance in [
         (IPLA(location, stiff, step_size=0.3, num_particles=8), 2 * 0.3 / 8),
         (
             SFLA(location, stiff, step_size=0.3, separation=3.0, inverse_temperature=40.0),
             2 * 0.3 / 40,
         ),
     ]:
-        theta, _ = final_means(rival, 5, 4_000)
+        theta, _ = final_means(baseline, 5, 4_000)
         assert_mean((theta - 0.5) ** 2 / (5 * variance), 1.0, resolution=0.1)
     theta, _ = final_means(PGD(location, stiff, step_size=0.3, num_particles=8), 5, 10)
     assert (theta == 0.5).all()
@@ -131,11 +131,11 @@ def stationary_sd(y, step_size):
 def test_estimates_are_biased_by_the_step_size_as_theory_says(kind):
     y = np.random.default_rng(1).normal(0, 2.5, 40).astype(np.float32)
     step_size = 0.4
-    rival = kind(spread, optax.sgd(0.002), step_size=step_size, num_particles=50)
+    baseline = kind(spread, optax.sgd(0.002), step_size=step_size, num_particles=50)
 
     def one(key):
-        start = rival.init(key, y)
-        state = lax.fori_loop(0, 400, lambda _, s: rival.update(s, y)[0], start)
+        start = baseline.init(key, y)
+        state = lax.fori_loop(0, 400, lambda _, s: baseline.update(s, y)[0], start)
         return state.mean_params[0]
 
     found = jax.jit(jax.vmap(one))(random.split(random.key(1), 16))
@@ -146,18 +146,18 @@ def test_estimates_are_biased_by_the_step_size_as_theory_says(kind):
 
 
 def test_run_gives_samples_a_path_and_no_evidence(capsys):
-    rival = PGD(location, step_size=0.1, num_particles=50)
-    idata = rival.run(random.key(0), 45, Y, progress_bar=False)
+    baseline = PGD(location, step_size=0.1, num_particles=50)
+    idata = baseline.run(random.key(0), 45, Y, progress_bar=False)
     assert idata["posterior"]["x"].shape == (1, 50, 3)
     assert idata["em_trace"]["mean"].shape == (45,)
     assert set(idata["em_trace"].data_vars) == {"mean", "grad_norm"}
-    assert rival.params["mean"] == pytest.approx(idata["estimate"]["mean"].values[0])
-    assert np.allclose(np.exp(rival.get_weighted_samples()[1]), 1 / 50)
+    assert baseline.params["mean"] == pytest.approx(idata["estimate"]["mean"].values[0])
+    assert np.allclose(np.exp(baseline.get_weighted_samples()[1]), 1 / 50)
     for ask in (
-        lambda: rival.log_evidence,
-        lambda: rival.log_evidence_se,
-        rival.standard_errors,
-        rival.diagnostics,
+        lambda: baseline.log_evidence,
+        lambda: baseline.log_evidence_se,
+        baseline.standard_errors,
+        baseline.diagnostics,
     ):
         with pytest.raises(ValueError, match="PGD gives no .*Use JALAEM"):
             ask()
@@ -168,19 +168,19 @@ def test_run_gives_samples_a_path_and_no_evidence(capsys):
             draw(idata)
     (axis,) = plots.plot_params(idata)
     np.testing.assert_allclose(axis.lines[0].get_ydata(), idata["em_trace"]["mean"])
-    rival.print_summary()
+    baseline.print_summary()
     assert "PGD gives neither standard errors nor evidence" in capsys.readouterr().out
 
 
 def test_a_run_goes_on_where_another_stopped_to_the_same_numbers():
-    rival = SOUL(location, step_size=0.1, num_particles=5)
-    rival.run(random.key(0), 12, Y, progress_bar=False)
-    half = rival.last_state
-    rival.run(random.key(1), 9, Y, progress_bar=False, init_state=half)
-    parts = rival.last_state
-    rival.run(random.key(0), 21, Y, progress_bar=False)
-    jax.tree.map(np.testing.assert_array_equal, parts.params, rival.last_state.params)
-    np.testing.assert_array_equal(parts.position, rival.last_state.position)
+    baseline = SOUL(location, step_size=0.1, num_particles=5)
+    baseline.run(random.key(0), 12, Y, progress_bar=False)
+    half = baseline.last_state
+    baseline.run(random.key(1), 9, Y, progress_bar=False, init_state=half)
+    parts = baseline.last_state
+    baseline.run(random.key(0), 21, Y, progress_bar=False)
+    jax.tree.map(np.testing.assert_array_equal, parts.params, baseline.last_state.params)
+    np.testing.assert_array_equal(parts.position, baseline.last_state.position)
 
 
 def test_particles_that_are_given_are_the_first():
@@ -193,10 +193,10 @@ def test_particles_that_are_given_are_the_first():
 
 
 def test_a_step_size_too_large_is_named():
-    rival = PGD(location, step_size=50.0, num_particles=4)
+    baseline = PGD(location, step_size=50.0, num_particles=4)
     with pytest.raises(RuntimeError, match="not finite .* step_size=50.0 is too large"):
-        rival.run(random.key(0), 200, Y, progress_bar=False)
-    assert np.isfinite(rival.last_state.position).all()
+        baseline.run(random.key(0), 200, Y, progress_bar=False)
+    assert np.isfinite(baseline.last_state.position).all()
 
 
 @pytest.mark.parametrize(
@@ -232,8 +232,8 @@ def test_constrained_params_and_latents_are_seen_as_the_model_has_them():
             numpyro.sample("y", dist.Poisson(x), obs=y)
 
     y = np.asarray([1, 4, 0, 2])
-    rival = PGD(model, step_size=0.02, num_particles=64)
-    rival.run(random.key(0), 40, y, progress_bar=False)
-    samples = rival.get_samples()["x"]
+    baseline = PGD(model, step_size=0.02, num_particles=64)
+    baseline.run(random.key(0), 40, y, progress_bar=False)
+    samples = baseline.get_samples()["x"]
     assert samples.shape == (64, 4) and (samples > 0).all()
-    assert rival.params["rate"] > 0
+    assert baseline.params["rate"] > 0

@@ -21,10 +21,10 @@ def by_hand(island):
 
 
 def test_an_island_learns_its_covariance_from_the_others():
-    found = adaptation.others_covariance(WEIGHT, POSITION, POSITION)
-    variance = adaptation.others_variance(WEIGHT, POSITION)
+    found = adaptation.loo_covariance(WEIGHT, POSITION, POSITION)
+    variance = adaptation.loo_variance(WEIGHT, POSITION)
     turned = POSITION[..., ::-1]
-    products = adaptation.others_products(WEIGHT, POSITION, turned)
+    products = adaptation.loo_products(WEIGHT, POSITION, turned)
     for island in range(4):
         np.testing.assert_allclose(found[island], by_hand(island), rtol=1e-3, atol=1e-3)
         np.testing.assert_allclose(variance[island], np.diag(by_hand(island)), rtol=1e-3)
@@ -45,7 +45,7 @@ def test_what_an_island_learns_does_not_depend_on_its_own_particles():
 
 def test_a_dead_island_is_not_asked():
     weight = WEIGHT.at[3].set(0.0)
-    found = adaptation.others_covariance(weight, POSITION, POSITION)[0]
+    found = adaptation.loo_covariance(weight, POSITION, POSITION)[0]
     rows = np.asarray(POSITION, float)[1:3].reshape(-1, 3)
     share = np.asarray(WEIGHT, float)[1:3].reshape(-1) / 2
     np.testing.assert_allclose(found, np.cov(rows.T, aweights=share, ddof=0), rtol=2e-3)
@@ -53,7 +53,7 @@ def test_a_dead_island_is_not_asked():
 
 def test_the_step_size_shrinks_where_weights_vary_and_grows_where_not():
     log_h = jnp.log(jnp.full(3, 0.1))
-    vote = adaptation.step_size_vote(log_h, jnp.array([1.0, 0.1, 1e-4]), 0.1)
+    vote = adaptation.adapt_step_size(log_h, jnp.array([1.0, 0.1, 1e-4]), 0.1)
     assert vote[0] < vote[1] < vote[2]
     np.testing.assert_allclose(vote[1], np.log(0.1), rtol=1e-6)
 
@@ -175,7 +175,7 @@ def test_a_shift_that_costs_more_than_it_saves_is_not_taken():
 def test_a_tested_step_is_longer_the_longer_the_steps_are():
     sizes = jnp.array([1e-6, 0.001, 0.004, 0.016, 0.6])
     np.testing.assert_allclose(
-        adaptation.tested_stretch(sizes), [0.5, 0.5, 1.0, 2.0, 2.0], rtol=1e-5
+        adaptation.tested_multiplier(sizes), [0.5, 0.5, 1.0, 2.0, 2.0], rtol=1e-5
     )
 
 

@@ -12,7 +12,7 @@ SCORE = jnp.array([0.3, -0.8])
 
 
 def test_a_newton_step_solves_the_observed_information():
-    info = em.information(COMPLETE, MISSING, 1e-6)
+    info = em.information_basis(COMPLETE, MISSING, 1e-6)
     far = jnp.full(2, 1e6)
     step = em.trusted_step(info, SCORE, 1.0, 1e-6 * jnp.eye(2), far)
     expected = -np.linalg.solve(COMPLETE - MISSING, SCORE)
@@ -25,14 +25,14 @@ def test_a_newton_step_solves_the_observed_information():
 
 
 def test_what_is_all_missing_is_floored():
-    info = em.information(COMPLETE, COMPLETE, 0.05)
+    info = em.information_basis(COMPLETE, COMPLETE, 0.05)
     np.testing.assert_allclose(info.observed, 0.05, rtol=1e-4)
     assert em.floor_for(jnp.asarray(True)) == 1.0 and em.floor_for(jnp.asarray(False)) < 0.1
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e3])
 def test_a_long_step_ends_on_the_edge_of_the_trust_region_and_still_descends(scale):
-    info = em.information(COMPLETE, 0 * MISSING, 0.05)
+    info = em.information_basis(COMPLETE, 0 * MISSING, 0.05)
     cost, reach = jnp.array([[5.0, -1.0], [-1.0, 3.0]]), jnp.array([1e3, 1e3])
     score = scale * jnp.array([3.0, -8.0])
     step = em.trusted_step(info, score, 0.5, cost, reach)
@@ -41,14 +41,14 @@ def test_a_long_step_ends_on_the_edge_of_the_trust_region_and_still_descends(sca
 
 
 def test_no_parameter_goes_beyond_its_reach():
-    info = em.information(1e-4 * COMPLETE, 0 * MISSING, 0.05)
+    info = em.information_basis(1e-4 * COMPLETE, 0 * MISSING, 0.05)
     step = em.trusted_step(info, SCORE, 0.5, 0 * MISSING, jnp.array([0.7, 10.0]))
     assert abs(step[0]) <= 0.71 and abs(step[1]) <= 10.1
     assert abs(step[1]) > 1.0
 
 
 def test_a_parameter_of_size_ten_thousand_does_not_hold_up_the_others():
-    info = em.information(jnp.diag(jnp.array([2.4, 29.0])), 0 * MISSING, 0.05)
+    info = em.information_basis(jnp.diag(jnp.array([2.4, 29.0])), 0 * MISSING, 0.05)
     cost, reach = jnp.diag(jnp.array([1e-8, 10.0])), jnp.array([1e4, 0.7])
     step = em.trusted_step(info, jnp.array([1e-3, 25.0]), 0.4, cost, reach)
     edge = np.sqrt(em.TRUST / (10.0 + em.TRUST / 0.7**2))

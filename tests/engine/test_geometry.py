@@ -22,14 +22,14 @@ def gaussian_cloud():
 
 def test_the_factor_of_a_gaussian_has_no_noise():
     weight, position, gradient, covariance = gaussian_cloud()
-    factor = geometry.others_factor(weight, position, gradient, True)
+    factor = geometry.loo_factor(weight, position, gradient, True)
     assert np.array_equal(factor, np.tril(factor))
     found = np.asarray(factor @ jnp.swapaxes(factor, 1, 2))
     scale = np.sqrt(np.diag(covariance))
     error = (found - covariance) / np.outer(scale, scale)
     assert np.abs(error).max() < 0.02
     # The draws themselves have quite another covariance.
-    plain = geometry.others_factor(weight, position, jnp.zeros_like(gradient), True)
+    plain = geometry.loo_factor(weight, position, jnp.zeros_like(gradient), True)
     far = np.asarray(plain[0] @ plain[0].T - covariance) / np.outer(scale, scale)
     assert np.abs(far).max() > 0.3
 
@@ -39,7 +39,7 @@ def test_noise_in_the_gradients_is_shrunk_away():
     position = random.normal(keys[0], (8, 60, 80))
     weight = jnp.full((8, 60), 1 / 60)
     noisy = position + random.normal(keys[1], position.shape)  # a curvature of one
-    factor = geometry.others_factor(weight, position, noisy, True)
+    factor = geometry.loo_factor(weight, position, noisy, True)
     found = np.asarray(factor[0] @ factor[0].T)
     apart = found - np.diag(np.diag(found))
     assert np.linalg.norm(apart, 2) < 0.3
@@ -50,17 +50,17 @@ def test_noise_in_the_gradients_is_shrunk_away():
 def test_a_factor_does_not_depend_on_the_island_itself(dense):
     weight, position, gradient, _ = gaussian_cloud()
     gradient = gradient + 0.1 * jnp.sin(position)
-    before = geometry.others_factor(weight, position, gradient, dense)
+    before = geometry.loo_factor(weight, position, gradient, dense)
     moved = position.at[2].multiply(3.0)
-    after = geometry.others_factor(weight, moved, gradient.at[2].multiply(0.5), dense)
+    after = geometry.loo_factor(weight, moved, gradient.at[2].multiply(0.5), dense)
     np.testing.assert_allclose(after[2], before[2], rtol=1e-3, atol=1e-3)
     assert not np.allclose(after[1], before[1], rtol=0.05, atol=1e-3)
 
 
 def test_where_the_curvature_is_not_positive_the_covariance_serves():
     weight, position, gradient, _ = gaussian_cloud()
-    up = geometry.others_factor(weight, position, -gradient, True)
-    none = geometry.others_factor(weight, position, jnp.zeros_like(gradient), True)
+    up = geometry.loo_factor(weight, position, -gradient, True)
+    none = geometry.loo_factor(weight, position, jnp.zeros_like(gradient), True)
     np.testing.assert_allclose(up, none)
     assert np.isfinite(up).all() and (jnp.diagonal(up, axis1=1, axis2=2) > 0).all()
 
@@ -101,10 +101,10 @@ def test_many_draws_are_hardly_shrunk_and_few_are():
 @pytest.mark.parametrize("dense", [True, False])
 def test_copies_of_a_particle_tell_nothing_of_the_spread(dense):
     weight, position, gradient, _ = gaussian_cloud()
-    last = geometry.others_factor(weight, position, gradient, dense)
+    last = geometry.loo_factor(weight, position, gradient, dense)
     # All but island 1 descend from one particle; island 1 sees nothing but copies.
     copies = jnp.broadcast_to(position[0, 0], position.shape).at[1].set(position[1])
-    fresh = geometry.others_factor(weight, copies, gradient, dense)
+    fresh = geometry.loo_factor(weight, copies, gradient, dense)
     lost = geometry.is_collapsed(fresh, last)
     assert lost.shape == (NUM_ISLANDS, *(1,) * (last.ndim - 1))
     assert list(lost.ravel()) == [False, True, False, False]

@@ -41,18 +41,18 @@ def exact_evidence(params):
     )
 
 
-def walk(rng_key, factor, step_size, shift, threshold, pause, memory):
+def run_steps(rng_key, factor, step_size, shift, threshold, pause, memory):
     start_key, momentum_key, *keys = random.split(rng_key, 2 + NUM_STEPS)
     position = 2 * random.normal(start_key, (1, NUM_PARTICLES, 2))
     params = jnp.array([0.3, -0.2])
-    found, _ = smc.evaluate(potential, Target(params, jnp.zeros(1)), position, True)
+    found, _ = smc.evaluate_model(potential, Target(params, jnp.zeros(1)), position, True)
     momentum = random.normal(momentum_key, position.shape)
-    cloud = smc.start(position, momentum, found, jnp.zeros(()))
+    cloud = smc.initial_cloud(position, momentum, found, jnp.zeros(()))
     one = lambda value: jnp.asarray(value)[None]  # noqa: E731
     for i, key in enumerate(keys):
         params = params + jnp.array([0.05, -0.1])
         target = Target(params, jnp.full((1,), (i + 1) / NUM_STEPS))
-        evaluate = lambda x, t=target: smc.evaluate(potential, t, x, True)  # noqa: E731
+        evaluate = lambda x, t=target: smc.evaluate_model(potential, t, x, True)  # noqa: E731
         kernel = Kernel(one(step_size), one(factor), one(shift), one(memory))
         move_key, pause_key, resample_key = random.split(key, 3)
         cloud, _, _ = smc.step(move_key, cloud, kernel, evaluate, False)
@@ -81,7 +81,7 @@ def test_evidence_and_moments_are_unbiased(
     kind, step_size, shift, threshold, pause, memory
 ):
     arguments = (FACTORS[kind], step_size, jnp.array(shift), threshold, pause, memory)
-    run = jax.jit(jax.vmap(lambda key: walk(key, *arguments)))
+    run = jax.jit(jax.vmap(lambda key: run_steps(key, *arguments)))
     moments, params = run(random.split(random.key(4), 40_000))
     mean, x, m, m_squared, product = moments.T / exact_evidence(params[0])
     assert_mean(mean, 1.0, resolution=0.025)
@@ -116,10 +116,10 @@ def test_a_gradient_that_is_not_finite_is_harmless():
 @pytest.mark.parametrize("columns", [2, 0])
 def test_a_test_refuses_moves_and_leaves_weights_and_derivatives_consistent(columns):
     target = Target(jnp.array([0.3, -0.2]), jnp.ones(1))
-    evaluate = lambda x: smc.evaluate(potential, target, x, True)  # noqa: E731
+    evaluate = lambda x: smc.evaluate_model(potential, target, x, True)  # noqa: E731
     position = random.normal(random.key(0), (1, 200, 2))
     momentum = 0 * position[..., :columns]
-    cloud = smc.start(position, momentum, evaluate(position)[0], jnp.zeros(()))
+    cloud = smc.initial_cloud(position, momentum, evaluate(position)[0], jnp.zeros(()))
     cloud = cloud._replace(log_weight=random.normal(random.key(1), (1, 200)))
     kernel = Kernel(jnp.array([1.5]), jnp.ones(1), jnp.zeros((1, 2)), jnp.zeros(1))
     new, _, info = smc.step(random.key(2), cloud, kernel, evaluate, True)
@@ -175,11 +175,11 @@ def test_a_particle_that_leaves_the_support_dies_and_the_rest_live(columns):
 
     target = Target(jnp.zeros(0), jnp.ones(1))
     position = jnp.array([[[0.01], [2.0], [3.0]]])
-    found, _ = smc.evaluate(cliff, target, position, True)
-    cloud = smc.start(position, 0 * position[..., :columns], found, jnp.zeros(()))
+    found, _ = smc.evaluate_model(cliff, target, position, True)
+    cloud = smc.initial_cloud(position, 0 * position[..., :columns], found, jnp.zeros(()))
     shift = jnp.array([[-0.5]])
     kernel = Kernel(jnp.array([1e-6]), jnp.ones(1), shift, jnp.zeros(1))
-    evaluate = lambda x: smc.evaluate(cliff, target, x, True)  # noqa: E731
+    evaluate = lambda x: smc.evaluate_model(cliff, target, x, True)  # noqa: E731
     kept, _, info = smc.step(random.key(0), cloud, kernel, evaluate, True)
     assert info.died == 0 and kept.position[0, 0] == position[0, 0]
     new, _, info = smc.step(random.key(0), cloud, kernel, evaluate, False)
@@ -192,8 +192,8 @@ def test_pull_back_of_weights_is_the_weighted_sum_of_scores():
     target = Target(jnp.array([0.3, -0.2]), jnp.array([0.4, 1.0]))
     position = random.normal(random.key(0), (2, 5, 2))
     weight = random.uniform(random.key(1), (2, 5))
-    each, summed = smc.evaluate(potential, target, position, True)
-    pooled, pull = smc.evaluate(potential, target, position, False)
+    each, summed = smc.evaluate_model(potential, target, position, True)
+    pooled, pull = smc.evaluate_model(potential, target, position, False)
     np.testing.assert_allclose(pull(weight), summed(weight), rtol=1e-5)
     np.testing.assert_allclose(each.gradient, pooled.gradient, rtol=1e-5)
     by_hand = jax.grad(
@@ -214,7 +214,7 @@ def test_pull_back_of_weights_is_the_weighted_sum_of_scores():
 
 def test_no_key_is_used_twice():
     with jax.debug_key_reuse(True):
-        walk(random.key(0), FACTORS["dense"], 0.1, jnp.zeros(2), 0.5, 0.8, 0.5)
+        run_steps(random.key(0), FACTORS["dense"], 0.1, jnp.zeros(2), 0.5, 0.8, 0.5)
 
 
 def test_momentum_carries_particles_as_far_as_the_dynamics_say():
@@ -225,13 +225,13 @@ def test_momentum_carries_particles_as_far_as_the_dynamics_say():
         return 0.5 * jnp.sum((x - 3.0) ** 2)
 
     def evaluate(x):
-        return smc.evaluate(bowl, target, x, True)
+        return smc.evaluate_model(bowl, target, x, True)
 
     @jax.jit
     def wander(keys):
         position = 3.0 + random.normal(keys[0], (1, 20_000, 1))
         momentum = random.normal(keys[1], position.shape)
-        cloud = smc.start(position, momentum, evaluate(position)[0], jnp.zeros(()))
+        cloud = smc.initial_cloud(position, momentum, evaluate(position)[0], jnp.zeros(()))
         memory = momentum_memory(jnp.array([size]))
         kernel = Kernel(jnp.array([size]), jnp.ones(1), jnp.zeros((1, 1)), memory)
         cloud, _ = lax.scan(

@@ -42,7 +42,7 @@ def one_bridge(rng_key):
         return EXACT + jnp.sum(shape * x - jnp.exp(x) - jax.lax.lgamma(shape), -1)
 
     gradient = jnp.exp(position) - shape
-    draws, at_particles, at_draws = evidence.draw_others(
+    draws, at_particles, at_draws = evidence.draw_loo(
         draw_key, weight, position, gradient, True
     )
     found = evidence.bridge(
@@ -83,7 +83,7 @@ def test_weights_of_particles_count():
 
         weight = jax.nn.softmax(target(position) + 0.5 * noise[..., 0] ** 2, -1)
         gradient = jnp.exp(position) - 3.0
-        draws, at_particles, at_draws = evidence.draw_others(
+        draws, at_particles, at_draws = evidence.draw_loo(
             draw_key, weight, position, gradient, True
         )
         return evidence.bridge(

@@ -170,15 +170,17 @@ def test_what_the_data_do_not_determine_is_left_out():
     none = np.zeros((3, 3))
     info = Information(score, none, observed, none)
     found = information.invert(info, np.array([True, False, False]))
-    np.testing.assert_array_equal(found.known, [True, False, True])
+    np.testing.assert_array_equal(found.determined, [True, False, True])
     inverse = np.linalg.inv(observed[::2, ::2])
     np.testing.assert_allclose(found.covariance[::2, ::2], inverse)
     assert np.isnan(found.covariance[1]).all()
     # The second could gain as much as a curvature of one half, the least, allows.
-    np.testing.assert_allclose(found.promise, [0.0, 3.0**2, 0.0])
+    np.testing.assert_allclose(found.newton_decrement, [0.0, 3.0**2, 0.0])
     np.testing.assert_allclose(found.shortfall, 0.5 * inverse[0, 0] + 9.0)
     noisy = Information(score, np.diag([0.0, 2.0, 0.0]), observed, none)
-    assert (information.invert(noisy, np.array([True, False, False])).promise == 0).all()
+    assert (
+        information.invert(noisy, np.array([True, False, False])).newton_decrement == 0
+    ).all()
     none = np.zeros((2, 2))
     flat = Information(score[:2], none, np.array([[1.0, 1.0], [1.0, 1.0]]), none)
     assert information.invert(flat, np.ones(2, bool)).known.sum() == 1

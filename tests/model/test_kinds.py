@@ -24,7 +24,7 @@ from numpyro.distributions import constraints, transforms
 from numpyro.infer.reparam import ExplicitReparam, LocScaleReparam, TransformReparam
 
 from numpyro_jala import JALAEM
-from numpyro_jala.engine.state import ASCEND
+from numpyro_jala.engine.state import EM_STEP
 from numpyro_jala.inference import programs
 from tests.tools import SCHOOLS
 
@@ -38,7 +38,7 @@ def fit(model, *args, num_steps=100, num_particles=256, **options):
     return jala
 
 
-def promise(jala, exact):
+def shortfall(jala, exact):
     """Nats that a Newton step on the exact log-likelihood would still gain."""
     layout, at = jala._run.fixed.layout, jala._run.result.params
 
@@ -55,7 +55,7 @@ def assert_right(jala, exact, largest_error=0.1, short=0.01):
     assert jala.log_evidence_se < largest_error
     assert abs(jala.log_evidence - value) < 4 * jala.log_evidence_se + 0.005
     if jala.params:
-        assert 0 <= promise(jala, exact) < short
+        assert 0 <= shortfall(jala, exact) < short
 
 
 def grid(low, high, size=400):
@@ -367,7 +367,7 @@ def test_masks_missing_data_and_imputation():
     assert samples["y"][:, 2].std() > 0.3 and samples["z"].shape == (256, 2, 3)
     assert jala._run.fixed.layout.dim == 1 + 2 + 3
     # What is held still is not taken for draws that were rounded to one value.
-    assert jala._run.heaps == {}
+    assert jala._run.tied_draws == {}
     columns = jala._run.fixed.layout.columns()
     assert {name: len(index) for name, index in columns.items()} == {
         "x": 1,
@@ -537,13 +537,13 @@ def test_a_decoder_of_many_weights_trains_without_a_gradient_for_each_particle()
     assert layout.init_params.size > 100_000
     path = jala.get_extra_fields()["log_evidence"]
     assert path[-1] - path[0] > 100 and np.isfinite(jala.log_evidence)
-    assert jala._run.infos(ASCEND).params.size == 0
+    assert jala._run.infos(EM_STEP).params.size == 0
 
     state, run = jala.last_state, jala._run
-    walk = programs.walk.lower(
-        run.fixed, run.data, state, ASCEND, 1, state.target.params, 0
+    run_steps = programs.run_steps.lower(
+        run.fixed, run.data, state, EM_STEP, 1, state.target.params, 0
     ).compile()
-    used = walk.memory_analysis().temp_size_in_bytes
+    used = run_steps.memory_analysis().temp_size_in_bytes
     one_each = 4 * 256 * layout.init_params.size
     activations = 4 * 256 * 4 * (256 + 400)
     assert used < 12 * (activations + 4 * layout.init_params.size) < one_each

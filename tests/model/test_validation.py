@@ -283,7 +283,7 @@ def test_particles_of_other_names_or_sizes():
         (dict(preconditioner="full"), "not one of"),
         (dict(resampling="best"), "not one of"),
         (dict(ess_threshold=2.0), "between 0"),
-        (dict(slowness=0.5), "slowness=0.5 is not a number of at least 1"),
+        (dict(annealing_effort=0.5), "annealing_effort=0.5 is not a number of at least 1"),
         (dict(num_particles=24), "islands of 3.*at least 32"),
     ],
 )
@@ -309,6 +309,6 @@ def test_two_draws_that_are_the_same_by_chance_are_no_heap():
     draws = np.linspace(-1.0, 1.0, 2 * 32).reshape(32, 2)
     columns = {"x": np.array([0]), "y": np.array([1])}
     draws[5, 0] = draws[4, 0]
-    assert validation.find_heaps(draws, columns) == {}
+    assert validation.find_tied_draws(draws, columns) == {}
     draws[6, 0] = draws[4, 0]
-    assert validation.find_heaps(draws, columns) == {"x": pytest.approx(2 / 31)}
+    assert validation.find_tied_draws(draws, columns) == {"x": pytest.approx(2 / 31)}
