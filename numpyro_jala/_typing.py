@@ -15,11 +15,11 @@ Resampler: TypeAlias = Callable[[PRNGKey, Array], Array]
 
 
 class Potential(Protocol):
-    """A negative log-density of one particle, on a path of targets.
+    """The negative log-densities of one particle's components, on a path of targets.
 
     The path runs from a reference of known mass at temperature 0 to the joint density
-    of data and latents at temperature 1.
+    of data and latents at temperature 1. Each component has its own temperature.
     """
 
     def __call__(self, params: Array, temperature: Array, position: Array) -> Array:
-        """Return the potential of one ``position`` (dim,)."""
+        """Return the potentials (components,) of one ``position`` (dim,)."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -18,36 +20,69 @@ from numpyro_jala.inference.programs import Data, Fixed, problem_of
 from numpyro_jala.model import validation
 from numpyro_jala.model.arguments import Frozen, split_call
 from numpyro_jala.model.density import Layout
-from numpyro_jala.model.inspection import lay_out
+from numpyro_jala.model.inspection import components_of, lay_out
 from numpyro_jala.model.sites import Trace, is_data, run_once
 from numpyro_jala.results.fitted import Results
 
 
+def _digest(arrays: list[Array]) -> bytes:
+    """Hash the values of arrays."""
+    state = hashlib.blake2b()
+    for array in arrays:
+        state.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return state.digest()
+
+
 class Fitter(Results, ABC):
     """Holds a model, and remembers what its compiled functions hang on."""
+
+    _splits = False  # whether independent latents have weights of their own
 
     def __init__(self, model: Callable[..., Any], matmul_precision: str | None) -> None:
         options.check_matmul_precision(matmul_precision)
         self.model = model
         self.matmul_precision = matmul_precision
         self._fixed: dict[Any, Fixed] = {}
+        self._last: Fixed | None = None  # of the last call
+        self._variants: dict[Any, dict[bytes, Fixed]] = {}
 
     @abstractmethod
     def _settings(self, layout: Layout) -> Settings:
         """Return what compilations for this model depend on."""
 
     def _any_layout(self) -> Layout:
-        if not self._fixed:
+        if self._last is None:
             raise ValueError("Call init or run first: the model has not been seen yet.")
-        return next(reversed(self._fixed.values())).layout
+        return self._last.layout
 
     def _constrain_params(self, params: Array) -> dict[str, Tree]:
         return self._any_layout().constrain_params(params)
 
     def _inspect(
-        self, rng_key: PRNGKey, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        rng_key: PRNGKey,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        is_pure: bool = False,
     ) -> tuple[Fixed, list[Array], Trace]:
-        """Run the model once; find or make what compiled functions hang on."""
+        """Run the model once; find or make what compiled functions hang on.
+
+        The pure interface may be traced, and components depend on values: there all
+        latents form one.
+        """
+        splits = self._splits and not is_pure
+        self._last, arrays, trace = self._look_up(rng_key, args, kwargs, splits)
+        settings = self._last.settings
+        self.num_particles = settings.num_islands * settings.num_particles
+        return self._last, arrays, trace
+
+    def _look_up(
+        self,
+        rng_key: PRNGKey,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        splits: bool,
+    ) -> tuple[Fixed, list[Array], Trace]:
         try:
             trace = run_once(self.model, rng_key, args, kwargs)
         except Exception as error:
@@ -57,20 +92,40 @@ class Fitter(Results, ABC):
         shapes = tuple((a.shape, str(a.dtype)) for a in arrays)
         around = [] if arrays else self._data_around(args, kwargs)
         traced = any(isinstance(a, jax.core.Tracer) for a in [rng_key, *arrays, *around])
-        known = call, shapes, () if traced else tuple(Frozen(np.asarray(a)) for a in around)
+        values = () if traced else tuple(Frozen(np.asarray(a)) for a in around)
+        known = call, shapes, values, splits
         if known in self._fixed and not traced:
-            return self._fixed[known], arrays, trace
+            return self._like(known, arrays), arrays, trace
         if not traced:
             whole = split_call(args, kwargs, keep_arrays=True)[0]
-            if whole in self._fixed:
-                return self._fixed[whole], [], trace
-        layout = lay_out(self.model, trace, args, kwargs, self.matmul_precision)
+            if (whole, splits) in self._fixed:
+                return self._fixed[whole, splits], [], trace
+        layout = lay_out(self.model, trace, args, kwargs, self.matmul_precision, splits)
         fixed = Fixed(layout, self._settings(layout))
         keeps_arrays = layout.call != call
         # What was made while JAX traces holds tracers, and serves only to name sites.
-        key = None if traced else layout.call if keeps_arrays else known
+        key: Any = (layout.call, splits) if keeps_arrays else known
+        key = None if traced else key
         self._fixed[key] = fixed
+        if key is not None and not keeps_arrays:
+            self._variants[key] = {_digest(arrays): fixed}
         return fixed, [] if keeps_arrays else arrays, trace
+
+    def _like(self, key: Any, arrays: list[Array]) -> Fixed:
+        """Return what compiled functions hang on for data of shapes seen before.
+
+        Which latents are independent depends on values, such as the groups of rows.
+        """
+        if not key[-1]:
+            return self._fixed[key]
+        variants, digest = self._variants[key], _digest(arrays)
+        if digest not in variants:
+            fixed = self._fixed[key]
+            components = components_of(fixed.layout, arrays)
+            same = [each for each in variants.values() if each.layout.splits_as(components)]
+            layout = replace(fixed.layout, components=components)
+            variants[digest] = same[0] if same else Fixed(layout, self._settings(layout))
+        return variants[digest]
 
     def _data_around(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Return the data of a model that takes none, which may change between two runs.
@@ -84,12 +139,13 @@ class Fitter(Results, ABC):
         """Forget compiled programs, and what they hang on, if they are too many."""
         if compilation.make_room():
             self._fixed.clear()
+            self._variants.clear()
 
     def _problem(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Problem, Settings]:
         """Return the problem that a pure step works on."""
-        fixed, arrays, _ = self._inspect(random.key(0), args, kwargs)
+        fixed, arrays, _ = self._inspect(random.key(0), args, kwargs, is_pure=True)
         return problem_of(fixed, Data(arrays, None)), fixed.settings
 
     def _first_params(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import warnings
 from collections.abc import Callable
 from os import PathLike
@@ -15,11 +17,12 @@ from jax.sharding import Mesh
 from numpyro_jala._typing import Array, PRNGKey, Tree
 from numpyro_jala.backend import sharding
 from numpyro_jala.engine import em, sampler
+from numpyro_jala.engine.partition import Partition
 from numpyro_jala.engine.state import EM_STEP, Info, Settings, State
-from numpyro_jala.engine.weights import log_mean_exp
 from numpyro_jala.fitter import Fitter
-from numpyro_jala.inference import loop, options, programs, reference
+from numpyro_jala.inference import estimation, loop, options, programs, reference
 from numpyro_jala.inference.checkpoint import Checkpoint, check_path, identify
+from numpyro_jala.inference.conclusion import conclude
 from numpyro_jala.inference.programs import Data, Fixed
 from numpyro_jala.inference.record import Run
 from numpyro_jala.model import validation
@@ -27,8 +30,14 @@ from numpyro_jala.model.density import Layout
 from numpyro_jala.model.sites import Trace
 from numpyro_jala.results import diagnostics
 
-#: Most latents whose correlations are learned.
-_MOST_DENSE = 256
+#: Most latents of a component whose correlations are learned, by the preconditioner.
+_MOST_DENSE = {"auto": 256, "dense": sys.maxsize, "diagonal": 0, None: None}
+#: Draws of each island for importance sampling, of small components and of larger ones.
+_NUM_DRAWS, _NUM_DRAWS_LARGE = 512, 2048
+#: Particles by default, for one component and for very many.
+_MANY, _FEW = 512, 64
+#: From so many components, none with more than so many latents, noise averages out.
+_SEVERAL, _SMALL = 20, 64
 
 
 class Start(NamedTuple):
@@ -49,6 +58,17 @@ class Fit(NamedTuple):
     state: State  # at rest: its weighted particles stand for the posterior there
 
 
+def _check_components(state: State, partition: Partition) -> None:
+    """Check that a state has the components that the model is seen to have."""
+    given, found = state.target.temperature.shape[-1], partition.num_components
+    if given != found:
+        raise ValueError(
+            f"The latents of the state form {given} components, but init, update and "
+            f"finish may be traced and take all of them as {found}. Make the state by "
+            "init, or run with components='joint'."
+        )
+
+
 class JALAEM(Fitter):
     """Fit ``numpyro.param`` sites by maximum marginal likelihood.
 
@@ -66,7 +86,8 @@ class JALAEM(Fitter):
         a trust region of what the particles can follow.
     num_particles, num_islands
         Particles in all, and the groups they form. Groups learn from each other and
-        their spread is the error bar.
+        their spread is the error bar. By default 512 particles if the latents form one
+        component, and fewer if they form many small ones, whose noise averages out.
     step_size
         Of the Langevin moves; adapted by default.
     preconditioner
@@ -89,6 +110,9 @@ class JALAEM(Fitter):
         A :class:`jax.sharding.Mesh` whose devices share the islands; their number divides
         that of the islands. It may span the processes of ``jax.distributed``: then each
         of them makes the same calls.
+    components
+        "auto": latents that are independent given the params have weights of their own,
+        see :attr:`components`. "joint": one weight for all of them, as in the paper.
 
     Examples
     --------
@@ -116,7 +140,7 @@ class JALAEM(Fitter):
         model: Callable[..., Any],
         optim: Any = None,
         *,
-        num_particles: int = 512,
+        num_particles: int | None = None,
         num_islands: int = 8,
         step_size: float | None = None,
         preconditioner: str | None = "auto",
@@ -126,6 +150,7 @@ class JALAEM(Fitter):
         annealing_effort: float = 1.0,
         matmul_precision: str | None = None,
         mesh: Mesh | None = None,
+        components: str = "auto",
     ) -> None:
         options.check_options(
             num_particles,
@@ -137,9 +162,15 @@ class JALAEM(Fitter):
         )
         options.check_annealing_effort(annealing_effort)
         options.check_mesh(mesh, num_islands)
+        options.check_components(components)
         super().__init__(model, matmul_precision)
+        self._splits = (
+            components == "auto" and isinstance(reference, str) and reference == "prior"
+        )
+        self._components = components
         self.optim = optim
-        self.num_particles = num_particles
+        self._given_particles = num_particles
+        self.num_particles = num_particles or _MANY
         self.num_islands = num_islands
         self.step_size = step_size
         self.preconditioner = preconditioner
@@ -166,7 +197,7 @@ class JALAEM(Fitter):
         The default optimiser moves params that are far off on the way there.
         """
         model_key, start_key = random.split(rng_key)
-        fixed, arrays, trace = self._inspect(model_key, args, kwargs)
+        fixed, arrays, trace = self._inspect(model_key, args, kwargs, is_pure=True)
         data = Data(arrays, None)
         if self.reference != "prior" and init_particles is None:
             raise ValueError(
@@ -180,6 +211,7 @@ class JALAEM(Fitter):
     def update(self, state: State, *args: Any, **kwargs: Any) -> tuple[State, Info]:
         """Take one EM step: move the parameters, then the particles."""
         problem, settings = self._problem(args, kwargs)
+        _check_components(state, problem.partition)
         stage = jnp.asarray(EM_STEP)
         goal = state.target.params
         with sharding.over(self.mesh):
@@ -191,7 +223,7 @@ class JALAEM(Fitter):
 
     def evaluate(self, state: State, *args: Any, **kwargs: Any) -> Array:
         """Return the recursive estimate of the log-evidence at the state's parameters."""
-        return log_mean_exp(programs.log_evidence(state))
+        return sampler.path_evidence(state.cloud)[0]
 
     def finish(self, state: State, *args: Any, **kwargs: Any) -> Fit:
         """Rest at the estimate, and find the log-evidence there afresh.
@@ -200,11 +232,11 @@ class JALAEM(Fitter):
         had at once by ``jax.vmap`` or ``jax.lax.map``.
         """
         options.check_can_bridge(self.num_islands)
-        fixed, arrays, _ = self._inspect(random.key(0), args, kwargs)
-        params, bridge, state = programs.settle(fixed, Data(arrays, None), state)
-        values = fixed.layout.constrain_params(params)
-        log_evidence = jnp.asarray(bridge.log_evidence)
-        return Fit(values, log_evidence, bridge.standard_error, state)
+        fixed, arrays, _ = self._inspect(random.key(0), args, kwargs, is_pure=True)
+        _check_components(state, fixed.layout.partition)
+        found = estimation.settle(fixed, Data(arrays, None), state)
+        params, log_evidence, error, state = found
+        return Fit(fixed.layout.constrain_params(params), log_evidence, error, state)
 
     # -- the run ------------------------------------------------------------------------
 
@@ -267,7 +299,7 @@ class JALAEM(Fitter):
             state = self._first_state(start_key, run, start)
         state = loop.anneal(run, state, num_steps == 0, progress_bar, saver)
         state = loop.ascend(run, state, num_steps, progress_bar, saver)
-        loop.conclude(run, state)
+        conclude(run, state)
         for message in diagnostics.warning_messages(run):
             warnings.warn(message, stacklevel=2)
         return self.to_inference_data()
@@ -304,24 +336,42 @@ class JALAEM(Fitter):
         return state
 
     def _settings(self, layout: Layout) -> Settings:
-        preconditioner = self.preconditioner or "none"
-        size = self.num_particles // self.num_islands
-        if preconditioner == "auto":
-            preconditioner = "dense" if layout.dim <= _MOST_DENSE else "diagonal"
+        total = self._given_particles or self._default_particles(layout)
         few_params = layout.init_params.size <= em.FEW_PARAMS
+        is_small = int(layout.partition.sizes.max()) <= estimation.FEW_LATENTS
         return Settings(
             num_islands=self.num_islands,
-            num_particles=size,
+            num_particles=total // self.num_islands,
             step_size=self.step_size,
-            preconditioner=preconditioner,
+            most_dense=_MOST_DENSE[self.preconditioner],
             resampling=self.resampling,
             ess_threshold=self.ess_threshold,
             optimiser=self._optimiser,
             newton=self.optim is None and few_params,
             trusted=self.optim is None and not few_params,
             annealing_effort=self.annealing_effort,
+            num_draws=_NUM_DRAWS if is_small else _NUM_DRAWS_LARGE,
             mesh=self.mesh,
         )
+
+    def _default_particles(self, layout: Layout) -> int:
+        """Return enough particles for the size and the number of components."""
+        partition = layout.partition
+        num_components, largest = partition.num_components, int(partition.sizes.max())
+        wanted = _MANY
+        if num_components >= _SEVERAL and largest <= _SMALL:
+            wanted = max(_FEW, 8 * largest, _MANY * _SEVERAL // num_components)
+        per_island = max(math.ceil(wanted / self.num_islands), options.FEWEST)
+        return self.num_islands * per_island
+
+    @property
+    def components(self) -> dict[str, Any]:
+        """How the latents of the last model fall into independent components.
+
+        ``num_components``; ``sizes``, the latents of each; and the component of each
+        latent, by site.
+        """
+        return self._any_layout().describe_components()
 
     def _opening(
         self, rng_key: PRNGKey, fixed: Fixed, data: Data, trace: Trace, start: Start
@@ -341,7 +391,7 @@ class JALAEM(Fitter):
         return programs.initial_state_given, (fixed, rng_key, data, params, given, first)
 
     def _check_alive_start(self, state: State, trace: Trace) -> None:
-        if not bool(jnp.isfinite(state.cloud.log_weight).any()):
+        if not bool(jnp.isfinite(state.cloud.log_weight).any((0, 2)).all()):
             raise ValueError(
                 "No particle has a finite log-density at the start. "
                 + validation.describe_dead_start(trace)

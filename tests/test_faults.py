@@ -19,7 +19,9 @@ from scipy.special import expit
 from scipy.stats import multivariate_normal, norm
 
 from numpyro_jala import JALAEM
+from numpyro_jala.engine import sampler
 from numpyro_jala.engine.geometry import loo_factor
+from numpyro_jala.engine.partition import joint
 from numpyro_jala.engine.weights import normalise
 from numpyro_jala.inference import evidence
 from numpyro_jala.results import diagnostics
@@ -277,17 +279,18 @@ def test_params_near_the_maximum_are_not_led_astray_by_low_temperatures():
 
 
 def test_an_island_survives_when_the_weight_of_the_others_is_on_one_particle():
-    jala = JALAEM(normal_means, num_particles=10, num_islands=2)
+    jala = JALAEM(normal_means, num_particles=10, num_islands=2, components="joint")
     state = jala.init(random.key(0), SCHOOLS)
-    heavy = state.cloud.log_weight.at[0, 1:].add(-200.0)
+    heavy = state.cloud.log_weight.at[0, :, 1:].add(-200.0)
     state = state._replace(
         cloud=state.cloud._replace(log_weight=heavy), num_moves=jnp.zeros((), int)
     )
     new, info = jax.jit(jala.update)(state, SCHOOLS)
-    assert info.ess[0] == pytest.approx(0.2) and info.died == 0
+    assert info.ess_lowest == pytest.approx(0.2) and info.died == 0
     # What the first island sees is worth something, and what the second sees is not.
-    assert not np.array_equal(new.factor[0], state.factor[0])
-    assert np.array_equal(new.factor[1], state.factor[1])
+    (after,), (before,) = new.factor.blocks, state.factor.blocks
+    assert not np.array_equal(after[0], before[0])
+    assert np.array_equal(after[1], before[1])
 
 
 @pytest.mark.parametrize(
@@ -298,36 +301,42 @@ def test_the_shape_of_a_handful_of_particles_is_averaged_over_moves(
     num_particles, num_islands, temperature, share
 ):
     kwargs = {"num_particles": num_particles, "num_islands": num_islands}
-    jala = JALAEM(normal_means, ess_threshold=0.0, **kwargs)
+    jala = JALAEM(normal_means, ess_threshold=0.0, components="joint", **kwargs)
     state = jala.init(random.key(0), SCHOOLS)
-    target = state.target._replace(temperature=jnp.full(num_islands, temperature))
-    last = 2 * state.factor
+    target = state.target._replace(temperature=jnp.full((num_islands, 1), temperature))
+    last = jax.tree.map(lambda block: 2 * block, state.factor)
     state = state._replace(num_moves=jnp.zeros((), int), factor=last, target=target)
     new, _ = jax.jit(jala.update)(state, SCHOOLS)
     cloud, weight = new.cloud, normalise(new.cloud.log_weight)
-    fresh = loo_factor(weight, cloud.position, cloud.gradient, dense=True)
-    expected = last + share * (fresh - last)
-    assert new.factor == pytest.approx(np.asarray(expected), rel=1e-4, abs=1e-5)
+    fresh = loo_factor(weight, cloud.position, cloud.gradient, joint(6), most_dense=6)
+    (found,), (first,), (then,) = new.factor.blocks, last.blocks, fresh.blocks
+    assert found.shape == (num_islands, 1, 6, 6)
+    expected = first + share * (then - first)
+    assert found == pytest.approx(np.asarray(expected), rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize("num_particles", [10, 60])
 def test_a_shape_that_is_not_finite_is_forgotten(num_particles):
-    jala = JALAEM(normal_means, num_particles=num_particles, num_islands=2)
+    kwargs = {"num_particles": num_particles, "num_islands": 2}
+    jala = JALAEM(normal_means, components="joint", **kwargs)
     state = jala.init(random.key(0), SCHOOLS)
-    broken = jnp.full_like(state.factor, jnp.nan)
+    broken = jax.tree.map(lambda block: jnp.full_like(block, jnp.nan), state.factor)
     state = state._replace(num_moves=jnp.zeros((), int), factor=broken)
     new, _ = jax.jit(jala.update)(state, SCHOOLS)
-    assert jnp.isfinite(new.factor).all()
+    (block,) = new.factor.blocks
+    assert jnp.isfinite(block).all()
 
 
 def test_a_lone_island_keeps_its_own_step_size():
-    jala = JALAEM(normal_means, num_particles=10, num_islands=2)
+    jala = JALAEM(normal_means, num_particles=10, num_islands=2, components="joint")
     state = jala.init(random.key(0), SCHOOLS)
     dead = state.cloud.log_weight.at[0].set(-jnp.inf)
-    votes = jnp.log(jnp.array([0.1, 0.2]))
+    votes = jnp.log(jnp.array([[0.1], [0.2]]))
     state = state._replace(cloud=state.cloud._replace(log_weight=dead), log_step_size=votes)
+    sizes = sampler._loo_step_size(jala._last.settings, state)
+    np.testing.assert_allclose(sizes, [[0.2], [0.2]], rtol=1e-6)
     _, info = jala.update(state, SCHOOLS)
-    assert info.step_size == pytest.approx([0.2, 0.2])
+    assert info.step_size == pytest.approx(0.2)
 
 
 def test_params_that_no_latent_depends_on_do_not_overshoot():

@@ -21,7 +21,8 @@ SOURCES = {
 ROOMS = (
     ("_typing",),
     ("backend",),
-    ("engine", "model"),
+    ("engine",),
+    ("model",),
     ("inference",),
     ("results",),
     ("fitter", "plots"),
@@ -35,7 +36,8 @@ NEIGHBOURS = {
     "numpyro": "inference.reference model.density model.enumeration model.inspection "
     "model.sites model.supports model.validation results.diagnostics results.fitted",
     "optax": "baselines.algorithms engine.em inference.reference",
-    "scipy": "results.comparison",
+    "scipy": "inference.importance model.dependence.graph results.comparison "
+    "results.diagnostics",
     "tqdm": "inference.loop",
 }
 
@@ -129,15 +131,33 @@ def source_lines(name):
     return PACKAGE.joinpath(*name.split(".")).with_suffix(".py").read_text().splitlines()
 
 
+def num_parameters(function):
+    given = function.args
+    own = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    return len([name for name in own if name not in ("self", "cls")])
+
+
+#: Of what users call, which may have many options.
+WIDE = {"jalaem.__init__", "jalaem.init", "jalaem.run", "algorithms.run"}
+
+
+FUNCTIONS = [
+    (f"{name.rpartition('.')[2]}.{node.name}", node, source_lines(name))
+    for name, tree in SOURCES.items()
+    for node in ast.walk(tree)
+    if isinstance(node, ast.FunctionDef)
+]
+
+
 def test_functions_are_short():
-    lengths = [
-        code_lines(node, source_lines(name))
-        for name, tree in SOURCES.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef)
-    ]
+    lengths = [code_lines(node, lines) for _, node, lines in FUNCTIONS]
     assert statistics.median(lengths) <= 12
     assert statistics.quantiles(lengths, n=10)[-1] <= 40
+
+
+def test_no_function_has_many_parameters():
+    held = [(name, node) for name, node, _ in FUNCTIONS if name not in WIDE]
+    assert [name for name, node in held if num_parameters(node) > 8] == []
 
 
 def test_every_public_name_is_on_the_api_page():

@@ -127,6 +127,7 @@ def sweep_exactness(num_particles: int, step_size: float, args: argparse.Namespa
         num_islands=1,
         step_size=step_size,
         preconditioner=None,
+        components="joint",
         ess_threshold=0,
     )
     start = {"log_sigma2": 1.0, "log_alpha": 1.0}

@@ -50,7 +50,8 @@ def measure(
     """Return the time of a step of EM that has settled, and its program's memory."""
     run = jala._prepare(random.key(0), random.key(1), start, data, {})
     state = jala._first_state(random.key(2), run, start)
-    target = state.target._replace(temperature=np.ones(ISLANDS, np.float32))
+    at_end = np.ones(state.target.temperature.shape, np.float32)
+    target = state.target._replace(temperature=at_end)
     state = state._replace(target=target, plan=state.plan._replace(target=target))
     numbers = np.asarray(EM_STEP), np.asarray(NUM_STEPS), target.params, np.asarray(0)
     run_steps = programs.run_steps.lower(run.fixed, run.placed, state, *numbers).compile()

@@ -64,6 +64,7 @@ def plain_jala(model: Any, num_particles: int, step_size: float) -> JALAEM:
         num_islands=1,
         step_size=step_size,
         preconditioner=None,
+        components="joint",
     )
 
 
@@ -125,7 +126,7 @@ def against_evaluation(num_particles: int, repeats: int) -> None:
         def again(_: int, x: Any) -> Any:
             here = programs.problem_of(fixed, data)
             found, _ = sampler._evaluate(here, fixed.settings, state.target, x)
-            used = found.potential + found.slope + found.scores.sum(-1)
+            used = (found.potential + found.slope + found.scores.sum(-1)).sum(1)
             return x - 1e-9 * (found.gradient + used[..., None])
 
         return lax.fori_loop(0, chunk, again, position)

@@ -162,6 +162,7 @@ def printed_fit(name, by_chains):
         num_islands=1,
         step_size=5e-5,
         preconditioner=None,
+        components="joint",
         ess_threshold=0.0,
     )
 
@@ -176,7 +177,7 @@ def printed_fit(name, by_chains):
             init_log_evidence=log_evidence,
         )
         _, infos = ascend(jala, state, 250, features, y)
-        return infos.log_evidence[:, 0]
+        return infos.log_evidence
 
     return vectorise(fit)
 

@@ -89,6 +89,7 @@ def fit_printed(num_particles, num_steps, rng_key, step_size, rate, x, y):
         num_islands=1,
         step_size=1.0,
         preconditioner=None,
+        components="joint",
         ess_threshold=1 / 1.05,
     )
     draw_key, init_key = random.split(rng_key)
@@ -97,10 +98,10 @@ def fit_printed(num_particles, num_steps, rng_key, step_size, rate, x, y):
     state = jala.init(init_key, x, y, init_particles={"w": first})
     # Step sizes that differ between the fits of a batch are part of the state.
     optim_state = state.optim_state._replace(hyperparams={"learning_rate": rate})
-    size = jnp.log(step_size)[None]
+    size = jnp.log(step_size)[None, None]
     state = state._replace(log_step_size=size, optim_state=optim_state)
     state, infos = ascend(jala, state, num_steps, x, y)
-    weight = jax.nn.softmax(state.cloud.log_weight[0])
+    weight = jax.nn.softmax(state.cloud.log_weight[0, 0])
     return infos.params[:, 0], state.cloud.position[0], weight
 
 

@@ -145,6 +145,7 @@ def printed_fit():
         num_islands=1,
         step_size=1e-6,
         preconditioner=None,
+        components="joint",
         ess_threshold=0.0,
     )
 

@@ -21,6 +21,7 @@ from numpyro.infer.reparam import LocScaleReparam
 
 from numpyro_jala import JALAEM, PGD, SOUL, divide_scores
 from numpyro_jala.engine import smc
+from numpyro_jala.engine.partition import joint
 from numpyro_jala.engine.resampling import systematic
 
 STEP = 0.1
@@ -113,6 +114,7 @@ def algorithms(num_units, num_classes, num_particles):
         num_islands=1,
         step_size=STEP,
         preconditioner=None,
+        components="joint",
         ess_threshold=0.0,  # it is resampled below
     )
     baselines = {
@@ -127,7 +129,8 @@ def resample(state):
     cloud = state.cloud
     due = smc.is_due(cloud, RESAMPLE_BELOW)
     rng_key = random.fold_in(state.rng_key, 1)
-    return state._replace(cloud=smc.resample(rng_key, cloud, systematic, due))
+    whole = joint(cloud.position.shape[-1])
+    return state._replace(cloud=smc.resample(rng_key, whole, cloud, systematic, due))
 
 
 def trainer(algorithm, num_units, num_classes, num_chunks):
@@ -154,7 +157,7 @@ def trainer(algorithm, num_units, num_classes, num_chunks):
         equal = jnp.full(num_particles, 1 / num_particles)
         if is_weighted:
             position, params = state.cloud.position[0], state.target.params
-            weight, ess = jax.nn.softmax(state.cloud.log_weight[0]), info.ess[0]
+            weight, ess = jax.nn.softmax(state.cloud.log_weight[0, 0]), info.ess
         else:
             position, params = state.position[0], state.params
             weight, ess = equal, jnp.ones(())

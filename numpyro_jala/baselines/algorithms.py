@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax, random
 
@@ -63,7 +64,7 @@ class Baseline(Fitter):
             num_islands=1,
             num_particles=self.num_particles,
             step_size=self._rule.step_size,
-            preconditioner="none",
+            most_dense=None,
             resampling="none",
             ess_threshold=0.0,
             optimiser=self._optimiser,
@@ -71,6 +72,7 @@ class Baseline(Fitter):
             trusted=False,
             mesh=None,
             annealing_effort=1,
+            num_draws=0,
         )
 
     # -- the pure interface ------------------------------------------------------------
@@ -170,7 +172,7 @@ class Baseline(Fitter):
         return new
 
     def _finish(self, run: Run, state: State, potential: Array) -> None:
-        nothing = jnp.full((1,), jnp.nan)
+        nothing = np.full(1, np.nan)
         equal = jnp.full(potential.shape, -jnp.log(potential.size))
         run.finished = Result(
             state.mean_params,
@@ -237,9 +239,8 @@ def _run_steps(
 def _potential(fixed: Fixed, data: Data, state: State) -> Array:
     """Return the potential of every particle at the averaged parameters."""
     problem = problem_of(fixed, data)
-    return unweighted.evaluate_model(problem, state.mean_params, state.position)[
-        0
-    ].potential
+    found, _ = unweighted.evaluate_model(problem, state.mean_params, state.position)
+    return found.potential[:, 0]
 
 
 class PGD(Baseline):

@@ -22,7 +22,9 @@ from jax import lax, random
 
 from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.engine import em, langevin, smc
+from numpyro_jala.engine.factor import IDENTITY
 from numpyro_jala.engine.langevin import Kernel
+from numpyro_jala.engine.partition import joint
 from numpyro_jala.engine.smc import Target
 from numpyro_jala.engine.state import Problem, traced
 
@@ -78,19 +80,22 @@ def evaluate_model(
     problem: Problem, params: Array, position: Array
 ) -> tuple[smc.Derivatives, Array]:
     """Evaluate the model once at every particle; return the mean score as well."""
-    target = Target(params, jnp.ones(1, position.dtype))
-    found, score_fn = smc.evaluate_model(problem.potential_fn, target, position, each=False)
-    return found, score_fn(jnp.full(position.shape[:2], 1 / position.shape[1]))
+    target = Target(params, jnp.ones((1, 1), position.dtype))
+    found, score_fn = smc.evaluate_model(
+        problem.potential_fn, problem.partition, target, position, each=False
+    )
+    return found, score_fn(jnp.full_like(found.potential, 1 / position.shape[1]))
 
 
 def _kernel(rule: Rule, dtype: Any) -> Kernel:
-    one = jnp.ones((), dtype)
-    return Kernel(rule.step_size * one, one, shift=0 * one, memory=0 * one)
+    one = jnp.ones(1, dtype)
+    return Kernel(rule.step_size * one, IDENTITY, shift=0 * one, memory=0 * one)
 
 
 def _move(rng_key: PRNGKey, kernel: Kernel, position: Array, gradient: Array) -> Array:
-    no_momentum = position[..., :0]
-    return langevin.move(rng_key, kernel, position, gradient, no_momentum).position
+    whole, no_momentum = joint(position.shape[-1]), position[..., :0]
+    moved = langevin.move(whole, rng_key, kernel, position, gradient, no_momentum)
+    return moved.position
 
 
 def _move_all(

@@ -1,20 +1,14 @@
-"""Learn how an island should move, from the other islands.
+"""How long a step each component of an island takes.
 
-What is computed from the particles it then moves biases the evidence; what comes from
-other particles does not. So each island uses leave-one-island-out (loo) statistics.
+The log step sizes are per island and component, and an island uses the mean of the other
+islands' ones.
 """
 
-from collections.abc import Callable
-from typing import Any
-
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.scipy.special import ndtri
 
 from numpyro_jala._typing import Array
-from numpyro_jala.backend.sharding import locally
 from numpyro_jala.engine.weights import conditional_fraction
 
 #: Variance of the log-weights that one move at a fixed target may cause.
@@ -29,91 +23,9 @@ LARGEST_STEP = 0.6
 _STEP_SIZE_RATE = 0.3
 
 
-def loo_sum(values: Array) -> Array:
-    """Sum over the islands (leading axis) that are not this one.
-
-    Not as a difference to the sum over all, whose rounding would carry a trace of it.
-    """
-    num_islands = values.shape[0]
-    mask = ~jnp.eye(num_islands, dtype=bool)
-    mask = mask.reshape(mask.shape + (1,) * (values.ndim - 1))
-    return jnp.sum(jnp.where(mask, values, 0), axis=1)
-
-
-def loo_island_mean(values: Array, alive: Array) -> Array:
-    """Average over the living islands (leading axis) that are not this one."""
-    living = alive.reshape(alive.shape + (1,) * (values.ndim - 1))
-    count = jnp.maximum(loo_sum(living.astype(values.dtype)), 1.0)
-    return loo_sum(jnp.where(living, values, 0.0)) / count
-
-
-def loo_mean(weight: Array, values: Array) -> Array:
-    """Return the weighted mean of columns, for each island from the rest."""
-    means = jnp.einsum("jn,jnd->jd", weight, values)
-    return loo_island_mean(means, weight.sum(-1) > 0)
-
-
-def by_island(fn: Callable[..., Any], *arrays: Any) -> Any:
-    """Apply a function to the entries along the leading axis.
-
-    On a CPU one after the other, for factorisations: jaxlib spreads batched ones over a
-    pool of threads, where two at a time can wait for each other for ever.
-    """
-
-    def in_turn(*entries: Any) -> Any:
-        return lax.map(lambda entry: fn(*entry), entries)
-
-    def each(*entries: Any) -> Any:
-        return lax.platform_dependent(*entries, cpu=in_turn, default=jax.vmap(fn))
-
-    return locally(each, *arrays)
-
-
-def _centre(weight: Array, values: Array) -> Array:
-    """Subtract the cloud's mean: moments about it lose fewer digits."""
-    alive = jnp.maximum(jnp.sum(weight.sum(-1) > 0), 1)
-    return values - jnp.einsum("jn,jnd->d", weight, values) / alive
-
-
-def loo_covariance(weight: Array, first: Array, second: Array) -> Array:
-    """Return the covariance of two kinds of columns, for each island from the rest.
-
-    Parameters
-    ----------
-    weight
-        Normalised within each island, (num_islands, num_particles).
-    first, second
-        (num_islands, num_particles, columns)
-
-    Returns
-    -------
-    Array
-        (num_islands, columns of first, columns of second)
-    """
-    x, z = _centre(weight, first), _centre(weight, second)
-    mean_x, mean_z = loo_mean(weight, x), loo_mean(weight, z)
-    product = jnp.einsum("jnd,jne->jde", x * weight[..., None], z)
-    return (
-        loo_island_mean(product, weight.sum(-1) > 0)
-        - mean_x[:, :, None] * mean_z[:, None, :]
-    )
-
-
-def loo_products(weight: Array, first: Array, second: Array) -> Array:
-    """Return the covariance of each column of one kind with that of another kind."""
-    x, z = _centre(weight, first), _centre(weight, second)
-    mean_x, mean_z = loo_mean(weight, x), loo_mean(weight, z)
-    return loo_mean(weight, x * z) - mean_x * mean_z
-
-
-def loo_variance(weight: Array, values: Array) -> Array:
-    """Return the variance of each column, for each island from the rest."""
-    return loo_products(weight, values, values)
-
-
-def gaussian_step_size(dim: int) -> float:
-    """Return the step size that a Gaussian of this dimension bears."""
-    return float(min(LARGEST_STEP, (2 * MOVE_VARIANCE / dim) ** (1 / 3)))
+def gaussian_step_size(sizes: np.ndarray) -> np.ndarray:
+    """Return the step sizes that Gaussians of these dimensions bear."""
+    return np.minimum(LARGEST_STEP, (2 * MOVE_VARIANCE / sizes) ** (1 / 3))
 
 
 def weight_variance(weight: Array, increment: Array) -> Array:

@@ -123,14 +123,15 @@ class Newton(NamedTuple):
     is_early: Array  # ()
 
 
-def is_near(newton: Newton, change: Array, num_steps: int) -> Array:
+def is_near(newton: Newton, change: Array, num_steps: int, num_components: int) -> Array:
     """Tell whether a change of the parameters is small.
 
-    The cloud can follow it in some steps, and the likelihood is nearly quadratic along
+    The components can follow it in some steps, and the likelihood is nearly quadratic along
     it: within two standard errors if the latents were known. The first says nothing of
     a parameter on which the latents do not depend.
     """
-    follows = change @ newton.missing @ change <= _HURRY * TRUST * num_steps**2
+    cost = change @ newton.missing @ change / num_components
+    follows = cost <= _HURRY * TRUST * num_steps**2
     return follows & (change @ newton.complete @ change <= 4.0)
 
 
@@ -259,9 +260,9 @@ def trusted_step(
     return jnp.where(jnp.isfinite(step).all(), step, 0.0)
 
 
-def shorten(step: Array, variance: Array) -> Array:
-    """Scale a step down so that the variance it causes is within the trust region."""
-    scale = jnp.minimum(1.0, jnp.sqrt(TRUST / jnp.maximum(variance, 1e-30)))
+def shorten(step: Array, variance: Array, most: float) -> Array:
+    """Scale a step down so that the variance it causes is at most a given one."""
+    scale = jnp.minimum(1.0, jnp.sqrt(most / jnp.maximum(variance, 1e-30)))
     return jnp.where(jnp.isfinite(scale), scale, 0.0) * step
 
 

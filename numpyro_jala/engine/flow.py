@@ -14,67 +14,88 @@ stay distributed as the posterior, so that the rate of their weights,
 any posterior its mean is the score, for any :math:`\phi_p` (Stein's identity).
 
 :math:`P` and :math:`D_p` are regressions of gradients on positions, which have no noise
-where the posterior is Gaussian. An island learns them from the others.
+where the posterior is Gaussian. An island learns them from the others,
+for each component. All arrays are of one block of components of similar size.
 """
 
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_jala._typing import Array
-from numpyro_jala.engine.adaptation import (
-    by_island,
+from numpyro_jala.engine.geometry import can_regress, fill, regress
+from numpyro_jala.engine.loo import (
     loo_covariance,
     loo_mean,
     loo_products,
     loo_variance,
 )
-from numpyro_jala.engine.geometry import can_regress, regress
 
 
 class Frame(NamedTuple):
-    """How the gradients of the others depend on their positions."""
+    """How the gradients of the other islands depend on their positions.
 
-    centre: Array  # (num_islands, dim)
-    gradient: Array  # (num_islands, dim), at the centre
-    curvature: Array  # (num_islands, dim, dim), or (num_islands, dim) for its diagonal
+    The curvature is a matrix for each component, or its diagonal.
+    """
+
+    centre: Array  # (num_islands, components, size)
+    gradient: Array  # (num_islands, components, size), at the centre
+    curvature: Array  # (num_islands, components, size, size) or (..., size)
+    padding: np.ndarray | Array  # (components, size), one where padded
 
 
 class Flow(NamedTuple):
     """How the particles follow one parameter."""
 
-    shift: Array  # (num_islands, dim)
-    spread: Array  # (num_islands, dim, dim), or (num_islands, dim) for a diagonal
+    shift: Array  # (num_islands, components, size)
+    spread: Array  # (num_islands, components, size, size) or (..., size)
 
 
-def _slope(weight: Array, position: Array, values: Array, dense: bool) -> Array:
+def _slope(
+    weight: Array,
+    position: Array,
+    values: Array,
+    padding: np.ndarray | Array,
+    dense: bool,
+) -> Array:
     """Regress columns on positions, each on all of them or on its own."""
     if not dense:
         variance = jnp.maximum(loo_variance(weight, position), 1e-20)
         return loo_products(weight, position, values) / variance
-    covariance = loo_covariance(weight, position, position)
+    covariance = fill(loo_covariance(weight, position, position), padding)
     cross = loo_covariance(weight, position, values)
-    slope = by_island(regress, covariance, cross)
-    return (slope + jnp.swapaxes(slope, 1, 2)) / 2
+    slope = regress(covariance, cross)
+    return (slope + jnp.swapaxes(slope, -1, -2)) / 2
 
 
-def frame(weight: Array, position: Array, gradient: Array, dense: bool) -> Frame:
+def frame(
+    weight: Array,
+    position: Array,
+    gradient: Array,
+    padding: np.ndarray,
+    most_dense: int,
+) -> Frame:
     """Learn each island's frame from the others.
 
     Parameters
     ----------
     weight
-        Normalised within each island, (num_islands, num_particles).
+        Normalised within each island, (num_islands, components, num_particles).
     position, gradient
-        (num_islands, num_particles, dim)
-    dense
-        Whether coordinates are related to each other.
+        (num_islands, components, num_particles, size)
+    padding
+        (components, size), one where padded
+    most_dense
+        Size of the largest component whose coordinates are related to each other.
     """
-    dense = dense and can_regress(weight, position.shape[-1])
+    size = position.shape[-1]
+    dense = size <= most_dense and bool(can_regress(weight, np.asarray(size)))
     return Frame(
         loo_mean(weight, position),
         loo_mean(weight, gradient),
-        _slope(weight, position, gradient, dense),
+        _slope(weight, position, gradient, padding, dense),
+        padding,
     )
 
 
@@ -86,42 +107,46 @@ def follow(frame_: Frame, weight: Array, position: Array, change: Array) -> Flow
     change
         Derivatives of the gradients in the parameter, as ``position``.
     """
-    curvature, dense = frame_.curvature, frame_.curvature.ndim == 3
-    curvature_change = _slope(weight, position, change, dense)
+    curvature, dense = frame_.curvature, frame_.curvature.ndim == 4
+    padding = frame_.padding
+    curvature_change = _slope(weight, position, change, padding, dense)
     mean_change = loo_mean(weight, change)
     if not dense:
+        curvature = curvature + padding
         spread = 0.5 * curvature_change / curvature
         return Flow((mean_change - spread * frame_.gradient) / curvature, spread)
-
-    def solve(precision: Array, change: Array, mean_change: Array, rest: Array) -> Flow:
-        right = jnp.concatenate([change, mean_change[:, None], rest[:, None]], 1)
-        solved = regress(precision, right)
-        spread = 0.5 * solved[:, :-2]
-        return Flow(solved[:, -2] - spread @ solved[:, -1], spread)
-
-    return by_island(solve, curvature, curvature_change, mean_change, frame_.gradient)
+    columns = [curvature_change, mean_change[..., None], frame_.gradient[..., None]]
+    solved = regress(fill(curvature, padding), jnp.concatenate(columns, -1))
+    spread = 0.5 * solved[..., :-2]
+    correction = jnp.sum(spread * solved[..., None, :, -1], -1)
+    return Flow(solved[..., -2] - correction, spread)
 
 
 def displace(frame_: Frame, flow: Flow, position: Array) -> Array:
-    r"""Return :math:`\phi(x)` at the particles (num_particles, dim) of one island."""
-    centred = position - frame_.centre
-    spread = flow.spread
-    return flow.shift + (centred @ spread.T if spread.ndim == 2 else centred * spread)
+    r"""Return :math:`\phi(x)` at particles (num_islands, components, particles, size)."""
+    centred = position - frame_.centre[..., None, :]
+    spread, shift = flow.spread, flow.shift[..., None, :]
+    if spread.ndim == 4:
+        return shift + centred @ jnp.swapaxes(spread, -1, -2)
+    return shift + centred * spread[..., None, :]
 
 
 def rate(frame_: Frame, flow: Flow, position: Array, gradient: Array) -> Array:
     r"""Return :math:`\phi \cdot \nabla U - \mathrm{tr} A`, whose mean is zero."""
     spread = flow.spread
-    trace = jnp.trace(spread) if spread.ndim == 2 else spread.sum()
-    return jnp.sum(displace(frame_, flow, position) * gradient, -1) - trace
+    is_dense = spread.ndim == 4
+    trace = jnp.trace(spread, axis1=-2, axis2=-1) if is_dense else spread.sum(-1)
+    displaced = displace(frame_, flow, position)
+    return jnp.sum(displaced * gradient, -1) - trace[..., None]
 
 
 def volume_curvature(flows: Flow) -> Array:
     r"""Return :math:`\mathrm{tr} A_p A_q`, for flows with a leading axis of parameters.
 
     It is the second derivative of minus the logarithm of the volume that particles take
-    up as they follow, which counts as a part of their potential.
+    up as they follow, which counts as a part of their potential. Summed over components:
+    (num_islands, num_params, num_params).
     """
     spread = flows.spread
-    pairs = "pjde,qjed->jpq" if spread.ndim == 4 else "pjd,qjd->jpq"
+    pairs = "pjcde,qjced->jpq" if spread.ndim == 5 else "pjcd,qjcd->jpq"
     return jnp.einsum(pairs, spread, spread)

@@ -37,6 +37,8 @@ import jax.numpy as jnp
 from jax import random
 
 from numpyro_jala._typing import Array, PRNGKey
+from numpyro_jala.engine.factor import Factor, apply, apply_transposed
+from numpyro_jala.engine.partition import Partition
 
 _LARGEST = 1e15
 _LONG_ROW = 1_000
@@ -46,20 +48,19 @@ class Kernel(NamedTuple):
     """How the particles of one island move.
 
     step_size
-        :math:`h`; zero leaves a particle where the shift puts it.
+        :math:`h` of each component; zero leaves a particle where the shift puts it.
     factor
-        :math:`L`: lower triangular (dim, dim), the diagonal of one (dim,), or () for a
-        multiple of the identity.
+        :math:`L`
     shift
         :math:`b`, which carries the cloud along with its target.
     memory
-        :math:`c`, what a particle keeps of its momentum.
+        :math:`c` of each component, what a particle keeps of its momentum.
     """
 
-    step_size: Array  # ()
-    factor: Array  # (dim, dim), (dim,) or ()
+    step_size: Array  # (components,)
+    factor: Factor
     shift: Array  # (dim,)
-    memory: Array  # ()
+    memory: Array  # (components,)
 
 
 class Move(NamedTuple):
@@ -82,45 +83,54 @@ def draw_noise(rng_key: PRNGKey, shape: tuple[int, ...], dtype: Any) -> Array:
     return random.normal(rng_key, drawn_as, dtype).reshape(shape)
 
 
-def pull(kernel: Kernel, gradient: Array) -> Array:
+def pull(partition: Partition, kernel: Kernel, gradient: Array) -> Array:
     """Return the force on whitened particles, finite whatever the gradient is."""
-    factor = kernel.factor
-    force = gradient @ factor if factor.ndim == 2 else gradient * factor
+    force = apply_transposed(kernel.factor, partition, gradient)
     return jnp.clip(jnp.nan_to_num(force), -_LARGEST, _LARGEST)
 
 
-def _velocity(kernel: Kernel, force: Array, momentum: Array) -> Array:
-    h = kernel.step_size
-    return -h * force + jnp.sqrt(2 * h) * momentum
+def _velocity(step_size: Array, force: Array, momentum: Array) -> Array:
+    return -step_size * force + jnp.sqrt(2 * step_size) * momentum
 
 
 def move(
-    rng_key: PRNGKey, kernel: Kernel, position: Array, gradient: Array, momentum: Array
+    partition: Partition,
+    rng_key: PRNGKey,
+    kernel: Kernel,
+    position: Array,
+    gradient: Array,
+    momentum: Array,
 ) -> Move:
     """Draw the next position of each particle.
 
     Where no momentum is kept, ``momentum`` has no columns.
     """
-    c, factor = kernel.memory, kernel.factor
+    c, h = partition.spread(kernel.memory), partition.spread(kernel.step_size)
     noise = draw_noise(rng_key, position.shape, position.dtype)
     if momentum.shape[-1]:
         noise = c * momentum + jnp.sqrt(1 - c**2) * noise
-    force = pull(kernel, gradient)
-    velocity = _velocity(kernel, force, noise)
-    step = velocity @ factor.T if factor.ndim == 2 else velocity * factor
+    force = pull(partition, kernel, gradient)
+    step = apply(kernel.factor, partition, _velocity(h, force, noise))
     return Move(position + kernel.shift + step, noise, force)
 
 
-def work(kernel: Kernel, moved: Move, new_gradient: Array) -> Array:
-    """Return what the move adds to the log-weight beside the change of potential."""
-    p, new_p = moved.force, pull(kernel, new_gradient)
-    velocity = _velocity(kernel, p, moved.momentum)
+def work(partition: Partition, kernel: Kernel, moved: Move, new_gradient: Array) -> Array:
+    """Return what the move adds to the log-weights beside the change of potential.
+
+    (components, num_particles)
+    """
+    h = partition.spread(kernel.step_size)
+    p, new_p = moved.force, pull(partition, kernel, new_gradient)
+    velocity = _velocity(h, p, moved.momentum)
     terms = 0.5 * velocity * (p + new_p)
-    terms += 0.25 * kernel.step_size * (p**2 - new_p**2)
-    return jnp.sum(terms, -1)
+    terms += 0.25 * h * (p**2 - new_p**2)
+    return partition.total(terms)
 
 
-def last_momentum(kernel: Kernel, moved: Move, new_gradient: Array) -> Array:
+def last_momentum(
+    partition: Partition, kernel: Kernel, moved: Move, new_gradient: Array
+) -> Array:
     """Return the momentum with which the move ends."""
-    p, new_p = moved.force, pull(kernel, new_gradient)
-    return moved.momentum - jnp.sqrt(kernel.step_size / 2) * (p + new_p)
+    p, new_p = moved.force, pull(partition, kernel, new_gradient)
+    h = partition.spread(kernel.step_size)
+    return moved.momentum - jnp.sqrt(h / 2) * (p + new_p)

@@ -30,10 +30,15 @@ _EARLY = 0.5
 _MEMORY = 0.95
 #: While annealing, the temperature waits until the Newton decrement is below this.
 _HOLD = 10.0
+#: And less than this for each component.
+_HOLD_EACH = 0.1
+#: Variance of the log-weights that a step of the parameters may cause in one component, if
+#: it is within the trust region on average: an effective sample size of a third is left.
+_MOST_VARIANCE = 1.0
 
 
 def _learn_transport(
-    settings: Settings, state: State, weight: Array
+    problem: Problem, settings: Settings, state: State, weight: Array
 ) -> transport.Transport:
     rate = state.cloud.rates
     if not settings.adapts:
@@ -41,7 +46,9 @@ def _learn_transport(
     fresh = (state.num_moves == 0) | jnp.any(state.target.temperature < 1)
     memory = jnp.where(fresh, 0.0, _MEMORY)
     last = state.plan.transport_learned
-    return transport.learn(weight, state.cloud, rate, state.factor, last, memory)
+    return transport.learn(
+        weight, state.cloud, rate, state.factor, problem.partition, last, memory
+    )
 
 
 def plan(
@@ -53,10 +60,10 @@ def plan(
 ) -> tuple[Plan, Any]:
     """Choose the next target on the state's weights, which must not be resampled yet."""
     weight = normalise(state.cloud.log_weight)
-    carried = _learn_transport(settings, state, weight)
+    carried = _learn_transport(problem, settings, state, weight)
     if settings.newton:
         step, score, optim_state, newton_decrement, cost = _newton_step(
-            problem, settings, state, weight, carried, stage
+            problem, state, weight, carried, stage
         )
         drift = carried.rate[..., 1:] @ step
     else:
@@ -67,7 +74,7 @@ def plan(
         drift = jnp.zeros_like(weight)
     temperature = state.target.temperature
     if settings.adapts:
-        hold = (stage == ANNEAL) & (newton_decrement > _HOLD)
+        hold = (stage == ANNEAL) & (newton_decrement > _hold_above(temperature))
         slope = carried.rate[..., 0]
         temperature = tempering.next_temperature(
             temperature, weight, slope, drift, hold, settings.temperature_drop
@@ -77,9 +84,13 @@ def plan(
     return plan, optim_state
 
 
+def _hold_above(temperature: Array) -> float:
+    """Return the Newton decrement above which the parameters are far off."""
+    return max(_HOLD, _HOLD_EACH * temperature.shape[1])
+
+
 def _newton_step(
     problem: Problem,
-    settings: Settings,
     state: State,
     weight: Array,
     carried: transport.Transport,
@@ -87,7 +98,7 @@ def _newton_step(
 ) -> tuple[Array, Array, em.Newton, Array, Array]:
     """Return the default's step, its score, memory, Newton decrement, and cost."""
     newton = state.optim_state
-    score = jnp.einsum("jn,jnp->p", pool(weight), carried.rate[..., 1:])
+    score = jnp.einsum("jcn,jcnp->p", pool(weight), carried.rate[..., 1:])
     zero = jnp.zeros((), weight.dtype)
     if score.size == 0:
         return score, score, newton, zero, zero
@@ -108,8 +119,10 @@ def _newton_ascent(
 ) -> tuple[Array, Array, em.Newton, Array, Array]:
     """Return what :func:`_newton_step` does unless the parameters hold still."""
     newton, temperature = state.optim_state, state.target.temperature
+    num_components, rate = temperature.shape[1], carried.rate[..., 1:]
     tempered = jnp.any(temperature < 1)
-    within, moments = _covariances(weight, carried.rate)
+    within = transport.summed_covariance(weight, transport.within(weight, rate))
+    pooled = transport.summed_covariance(weight, rate)
     # Near the maximum the second derivative hardly changes.
     due = tempered | newton.is_early | (state.num_moves % _HESSIAN_EVERY == 0)
     due |= state.plan.cost > 0.02
@@ -118,42 +131,57 @@ def _newton_ascent(
         lambda: _curvature(problem, state, weight, carried),
         lambda: newton.complete,
     )
-    missing = em.remember(newton, jnp.where(tempered, within, moments)[1:, 1:])
+    missing = em.remember(newton, jnp.where(tempered, within, pooled))
     info = em.information_basis(complete, missing, em.floor_for(tempered))
     reach = jnp.where(problem.is_free, 1 + jnp.abs(state.target.params), 0.7)
     newton_decrement = em.decrement(info, score)
+    is_far = newton_decrement > _hold_above(temperature)
     moving = (stage != REST) & jnp.all(temperature > 0)
     # The maximum of a flattened likelihood may lie in another valley: parameters that
     # are not far off move in earnest only as the temperature does.
-    haste = jnp.where(newton_decrement > _HOLD, 1.0, jnp.mean(temperature))
+    haste = jnp.where(is_far, 1.0, jnp.mean(temperature))
     share = jnp.where(moving, haste * em.gain(newton), 0.0)
-
     # Islands at different temperatures differ by more than what any of them pays. To
     # count that as well is careful, but would hold up parameters that are far off.
-    moments = jnp.where(tempered & (newton_decrement > _HOLD), within, moments)
+    is_rough = tempered & is_far
+    cost = jnp.where(is_rough, within, pooled) / num_components
 
-    def trusted(cost: Array) -> Array:
-        return em.trusted_step(info, score, share, cost, reach)
+    def trusted(allowed: Array) -> Array:
+        return em.trusted_step(info, score, share, allowed, reach)
 
     # What a change of parameters costs may be offset by raising the temperature with it.
-    cost, against = moments[1:, 1:], moments[0, 1:]
-    offset_cost = cost - jnp.outer(against, against) / jnp.maximum(moments[0, 0], 1e-30)
-    bold = lax.cond(tempered, lambda: trusted(offset_cost), lambda: jnp.zeros_like(score))
-    offsets = tempered & (against @ bold < 0)
+    against, saved = _offset(weight, carried.rate, is_rough)
+    bold = lax.cond(tempered, lambda: trusted(cost - saved), lambda: jnp.zeros_like(score))
+    offsets = tempered & (jnp.mean(against @ bold < 0) > 0.5)
     step = jnp.where(offsets, bold, trusted(cost))
-    spent = step @ jnp.where(offsets, offset_cost, cost) @ step
+    spent = step @ jnp.where(offsets, cost - saved, cost) @ step
+    if num_components > 1:
+        change = rate @ step
+        inside = transport.within(weight, change[..., None])[..., 0]
+        worst = _worst_variance(weight, jnp.where(is_rough, inside, change))
+        step = em.shorten(step, jnp.where(offsets, 0.0, worst), _MOST_VARIANCE)
     reversed_ = (stage == EM_STEP) & em.turned_back(newton, step)
     is_early = jnp.mean(temperature) < _EARLY
     memory = em.Newton(complete, missing, newton.reversals + reversed_, step, is_early)
     return step, score, memory, newton_decrement, spent
 
 
-def _covariances(weight: Array, rate: Array) -> tuple[Array, Array]:
-    """Return the covariance of the rates within islands, and over the whole cloud."""
-    return (
-        transport.pooled_covariance(weight, transport.within(weight, rate)),
-        transport.pooled_covariance(weight, rate),
-    )
+def _offset(weight: Array, rate: Array, is_rough: Array) -> tuple[Array, Array]:
+    """Return how the rates of the parameters go with that of the temperature.
+
+    Their covariances in each component, (components, num_params), and the variance that a
+    change of the temperature could take away, averaged over components.
+    """
+    values = jnp.where(is_rough, transport.within(weight, rate), rate)
+    against = transport.products(weight, values[..., :1], values)
+    slope, rest = against[:, 0], against[:, 1:]
+    share = rest / jnp.maximum(slope, 1e-30)[:, None]
+    return rest, share.T @ rest / len(slope)
+
+
+def _worst_variance(weight: Array, change: Array) -> Array:
+    """Return the largest variance that a change of the potentials causes in a component."""
+    return jnp.max(transport.variance(weight, change[..., None]))
 
 
 def _curvature(
@@ -168,13 +196,14 @@ def _curvature(
 
     def of_block(pooled: Array, position: Array) -> Array:
         def potentials(params: Array, change: Array) -> Array:
-            shift = carried.shift[..., 1:] @ change
+            shift = jnp.einsum("jpd,p->jd", carried.shift[:, 1:], change)
             moved = position - shift[:, None]
             return all_fn(params, state.target.temperature, moved)
 
         return em.hessian(potentials, state.target.params, pooled)
 
-    return blocks.total(of_block, problem.block, pool(weight), state.cloud.position)
+    by_particle = jnp.swapaxes(pool(weight), 1, 2)
+    return blocks.total(of_block, problem.block, by_particle, state.cloud.position)
 
 
 def _optimiser_step(
@@ -201,7 +230,8 @@ def _optimiser_step(
             return all_fn(values, state.target.temperature, state.cloud.position)
 
         _, change = jax.jvp(potentials, (params,), (step,))
-        step = em.shorten(step, transport.variance(weight, change[..., None])[0])
+        spread = _worst_variance(weight, jnp.swapaxes(change, 1, 2))
+        step = em.shorten(step, spread, em.TRUST)
     moving = (stage == EM_STEP) | (
         (stage == ANNEAL) & jnp.all(state.plan.target.temperature >= 1)
     )

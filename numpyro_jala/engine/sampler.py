@@ -20,16 +20,16 @@ from numpyro_jala.engine.adaptation import (
     MOVE_VARIANCE,
     adapt_step_size,
     gaussian_step_size,
-    loo_island_mean,
-    loo_sum,
     momentum_memory,
     refusal_variance,
     rounding_variance,
     tested_multiplier,
     weight_variance,
 )
+from numpyro_jala.engine.factor import IDENTITY, Factor
 from numpyro_jala.engine.geometry import is_collapsed, loo_factor
 from numpyro_jala.engine.langevin import Kernel, draw_noise
+from numpyro_jala.engine.loo import loo_island_mean, loo_sum
 from numpyro_jala.engine.planner import plan
 from numpyro_jala.engine.resampling import SCHEMES
 from numpyro_jala.engine.smc import Cloud, Target
@@ -45,7 +45,7 @@ from numpyro_jala.engine.state import (
     State,
     traced,
 )
-from numpyro_jala.engine.weights import normalise
+from numpyro_jala.engine.weights import log_mean_exp, normalise
 
 _FACTOR_EVERY = 5
 #: From fewer particles than this the shape of the posterior is averaged over moves.
@@ -55,9 +55,14 @@ _ENOUGH_DRAWS = 25
 def _evaluate(
     problem: Problem, settings: Settings, target: Target, position: Array
 ) -> tuple[smc.Derivatives, smc.ScoreFn]:
-    each, rough = settings.newton, problem.rough_gradient
     return smc.evaluate_model(
-        problem.potential_fn, target, position, each, rough, problem.block
+        problem.potential_fn,
+        problem.partition,
+        target,
+        position,
+        settings.newton,
+        problem.rough_gradient,
+        problem.block,
     )
 
 
@@ -83,13 +88,15 @@ def initial_state(
     # What adapts nothing is the paper's algorithm, which draws its noise anew.
     shape = (num_islands, num_particles, dim if settings.adapts else 0)
     momentum = spread(draw_noise(momentum_key, shape, dtype))
-    cloud = smc.initial_cloud(position, momentum, found, log_evidence)
-    weight = normalise(cloud.log_weight)
-    factor = jnp.ones((num_islands,), dtype)
-    if settings.adapts:
-        dense = settings.preconditioner == "dense"
-        factor = loo_factor(weight, position, cloud.gradient, dense)
-    size = settings.step_size or gaussian_step_size(dim)
+    partition = problem.partition
+    cloud = smc.initial_cloud(partition, position, momentum, found, log_evidence)
+    weight, factor = normalise(cloud.log_weight), IDENTITY
+    if settings.most_dense is not None:
+        factor = loo_factor(
+            weight, position, cloud.gradient, partition, settings.most_dense
+        )
+    sizes = settings.step_size or gaussian_step_size(partition.sizes)
+    by_component = (num_islands, partition.num_components)
     num_params = target.params.size
     if settings.newton:
         optim_state: Any = em.start_newton(num_params, dtype)
@@ -104,14 +111,14 @@ def initial_state(
         target=target,
         plan=Plan(
             target,
-            jnp.zeros((num_islands, dim, columns), dtype),
-            jnp.zeros((num_islands, dim, columns), dtype),
+            jnp.zeros((num_islands, columns, dim), dtype),
+            jnp.zeros((num_islands, columns, dim), dtype),
             jnp.zeros((num_params,), dtype),
             jnp.zeros((), dtype),
             jnp.zeros((), dtype),
         ),
         cloud=cloud,
-        log_step_size=jnp.full((num_islands,), jnp.log(size), dtype),
+        log_step_size=jnp.broadcast_to(jnp.log(jnp.asarray(sizes, dtype)), by_component),
         factor=factor,
         optim_state=optim_state,
         mean_params=target.params,
@@ -119,6 +126,8 @@ def initial_state(
     blank = _spread_state(blank)
     if not ascends:
         return blank
+    scored = _with_scores(problem, settings, blank.cloud, target, jnp.asarray(True))
+    blank = blank._replace(cloud=scored)
     stage = jnp.asarray(EM_STEP)
     first, optim_state = plan(problem, settings, blank, score_fn, stage)
     return blank._replace(plan=first, optim_state=optim_state)
@@ -144,34 +153,63 @@ def _step_multiplier(
 
 
 def _kernel(
-    settings: Settings, state: State, target: Target, step_size: Array, ascending: Array
+    problem: Problem,
+    settings: Settings,
+    state: State,
+    target: Target,
+    step_size: Array,
+    ascending: Array,
 ) -> tuple[Kernel, Array]:
-    """Return how the islands move to a target, and the change of the target."""
+    """Return how the islands move to a target, and the change of the target.
+
+    The change is (num_islands, components, columns): the temperature's and, where every
+    particle's score is known, the parameters'.
+    """
     temperature_change = target.temperature - state.target.temperature
-    columns = [temperature_change[:, None]]
+    columns = [temperature_change[..., None]]
     if settings.newton:
         params_change = target.params - state.target.params
-        shape = (settings.num_islands, params_change.size)
+        shape = (*temperature_change.shape, params_change.size)
         columns.append(jnp.broadcast_to(params_change, shape))
     change = jnp.concatenate(columns, -1)
-    shift = -jnp.einsum("jdc,jc->jd", state.plan.transport_shift, change)
+    by_coordinate = problem.partition.spread(jnp.swapaxes(change, 1, 2))
+    shift = -jnp.sum(state.plan.transport_shift * by_coordinate, 1)
     memory = jnp.where(ascending, 0.0, momentum_memory(step_size))
     return Kernel(step_size, state.factor, shift, memory), change
 
 
-def _moves_target(settings: Settings, state: State, stage: Array) -> Array:
-    """Tell whether the next step goes to the planned target."""
+def _moves_target(settings: Settings, num_moves: Array, stage: Array) -> Array:
+    """Tell whether the step after so many goes to the planned target."""
     period = jnp.where(stage == REST, 2, 1 + settings.moves_per_temperature)
-    return (stage == EM_STEP) | (state.num_moves % period == 0)
+    return (stage == EM_STEP) | (num_moves % period == 0)
 
 
-def _will_move(settings: Settings, state: State, stage: Array, wait: Array) -> Array:
-    """Tell whether a plan would be carried out."""
+def _will_move(
+    settings: Settings, state: State, target: Target, stage: Array, wait: Array
+) -> Array:
+    """Tell whether a plan made after the step to a target would be carried out."""
     anneals = ((stage == ANNEAL) | (stage == ANNEAL_FIXED)) & jnp.any(
-        state.target.temperature < 1
+        target.temperature < 1
     )
-    stands = ~_moves_target(settings, state, stage)
-    return ~(anneals & stands) & ~((stage == REST) & (wait <= 0))
+    stands = ~_moves_target(settings, state.num_moves + 1, stage)
+    return ~(anneals & stands) & ~((stage == REST) & (wait <= 1))
+
+
+def _with_scores(
+    problem: Problem, settings: Settings, cloud: Cloud, target: Target, needed: Array
+) -> Cloud:
+    """Find the scores of several components, if a plan needs them."""
+    if problem.partition.is_joint or not settings.newton:
+        return cloud
+
+    def fresh() -> Array:
+        return smc.evaluate_scores(
+            problem.potential_fn, target, cloud.position, problem.block
+        )
+
+    alive = jnp.isfinite(cloud.log_weight)[..., None]
+    scores = lax.cond(needed, fresh, lambda: cloud.scores)
+    return cloud._replace(scores=jnp.where(alive, scores, 0.0))
 
 
 def _next_target(
@@ -185,7 +223,7 @@ def _next_target(
     """
     resting = stage == REST
     arrived = resting & (wait <= 0)
-    fixed_target = arrived | ~_moves_target(settings, state, stage)
+    fixed_target = arrived | ~_moves_target(settings, state.num_moves, stage)
     here, turns = state.target.params, (wait + 1) // 2
     approach = here + (goal - here) / jnp.maximum(turns, 1)
     params = jnp.where(resting, approach, state.plan.target.params)
@@ -217,17 +255,22 @@ def step(
     target, fixed_target = _next_target(settings, state, stage, goal, wait)
     loo_step_size = _loo_step_size(settings, state)
     multiplier = _step_multiplier(settings, loo_step_size, ascending, fixed_target)
-    kernel, change = _kernel(settings, state, target, multiplier * loo_step_size, ascending)
+    kernel, change = _kernel(
+        problem, settings, state, target, multiplier * loo_step_size, ascending
+    )
     cloud, score_fn, info = smc.step(
         move_key,
+        problem.partition,
         state.cloud,
         kernel,
         lambda x: _evaluate(problem, settings, target, x),
         fixed_target,
     )
+    needed = _will_move(settings, state, target, stage, wait)
+    cloud = _with_scores(problem, settings, cloud, target, needed)
     # A large step of the parameters is not linear: what it costs is not the move's fault.
     is_confounded = (multiplier == 0) | (ascending & (state.plan.cost > 0.01))
-    increment = _due_to_move(kernel, cloud, info.increment, change)
+    increment = _due_to_move(problem, kernel, cloud, info.increment, change)
     log_step_size = _adapt_step_size(
         settings, state, loo_step_size, multiplier, increment, fixed_target
     )
@@ -241,25 +284,49 @@ def step(
         plan=state.plan,
         cloud=cloud,
         log_step_size=jnp.where(is_confounded, state.log_step_size, log_step_size),
-        factor=_refresh_factor(settings, state, cloud),
+        factor=_refresh_factor(problem, settings, state, cloud),
         optim_state=state.optim_state,
         mean_params=jnp.where(ascending, mean, target.params),
     )
-    planned, optim_state = _plan(problem, settings, moved, score_fn, stage, wait)
-    cloud, resampled = _resample(settings, resample_key, cloud, fixed_target)
+    planned, optim_state = _plan(problem, settings, moved, score_fn, stage, needed)
+    cloud, resampled = _resample(problem, settings, resample_key, cloud, fixed_target)
     new = moved._replace(plan=planned, cloud=cloud, optim_state=optim_state)
-    report = Info(
-        params=traced(target.params),
-        temperature=target.temperature,
-        log_evidence=smc.log_evidence(cloud),
-        ess=info.ess,
-        resampled=resampled,
-        step_size=kernel.step_size,
-        grad_norm=jnp.linalg.norm(planned.score),
-        newton_decrement=planned.newton_decrement,
+    report = _report(new, info, resampled, kernel.step_size)
+    return _spread_state(new), share(report)
+
+
+def _report(state: State, info: smc.StepInfo, resampled: Array, step_size: Array) -> Info:
+    log_evidence, error = path_evidence(state.cloud)
+    return Info(
+        params=traced(state.target.params),
+        temperature=state.target.temperature.min(),
+        log_evidence=log_evidence,
+        log_evidence_se=error,
+        ess=jnp.median(info.ess.mean(0)),
+        ess_lowest=info.ess.min(),
+        resampled=resampled.mean(dtype=step_size.dtype),
+        step_size=step_size.mean(),
+        grad_norm=jnp.linalg.norm(state.plan.score),
+        newton_decrement=state.plan.newton_decrement,
         died=info.died,
     )
-    return _spread_state(new), share(report)
+
+
+def path_evidence(cloud: Cloud) -> tuple[Array, Array]:
+    """Return the log-evidence along the path, and its standard error from the islands.
+
+    The logarithm of a mean is low by half its relative variance, which over many
+    components would add up: it is taken out.
+    """
+    each = smc.log_evidence(cloud)
+    num_islands, num_components = each.shape
+    pooled = log_mean_exp(each.T)
+    if num_islands == 1:
+        return pooled.sum(), jnp.zeros((), pooled.dtype)
+    ratio = jnp.exp(each - jnp.where(jnp.isfinite(pooled), pooled, 0.0))
+    variance = jnp.var(ratio, 0, ddof=1) / num_islands
+    correction = variance.sum() / 2 if num_components > 1 else 0.0
+    return pooled.sum() + correction, jnp.sqrt(variance.sum())
 
 
 def _plan(
@@ -268,7 +335,7 @@ def _plan(
     moved: State,
     score_fn: smc.ScoreFn,
     stage: Array,
-    wait: Array,
+    needed: Array,
 ) -> tuple[Plan, Any]:
     """Plan the next target if there will be one."""
 
@@ -277,19 +344,24 @@ def _plan(
 
     if not (settings.adapts or settings.newton or settings.trusted):
         return afresh()  # an accelerator takes longer to ask whether it is needed
-    needed = _will_move(settings, moved, stage, wait - 1)
     return lax.cond(needed, afresh, lambda: (moved.plan, moved.optim_state))
 
 
 def _resample(
-    settings: Settings, rng_key: PRNGKey, cloud: Cloud, fixed_target: Array
+    problem: Problem,
+    settings: Settings,
+    rng_key: PRNGKey,
+    cloud: Cloud,
+    fixed_target: Array,
 ) -> tuple[Cloud, Array]:
     """Resample where it is due: not at a target that stands, which leaves the weights."""
     scheme = SCHEMES[settings.resampling]
     due = smc.is_due(cloud, settings.ess_threshold) & ~fixed_target
     # Most steps resample nothing.
     cloud = smc.change_if(
-        due.any(), lambda all_: smc.resample(rng_key, all_, scheme, due), cloud
+        due.any(),
+        lambda all_: smc.resample(rng_key, problem.partition, all_, scheme, due),
+        cloud,
     )
     return cloud, due
 
@@ -308,11 +380,13 @@ def _spread_state(state: State) -> State:
     )
 
 
-def _due_to_move(kernel: Kernel, cloud: Cloud, increment: Array, change: Array) -> Array:
+def _due_to_move(
+    problem: Problem, kernel: Kernel, cloud: Cloud, increment: Array, change: Array
+) -> Array:
     """Return the log-weights without what the target's change has caused."""
-    increment = increment + jnp.einsum("jnc,jc->jn", cloud.rates, change)
+    increment = increment + jnp.einsum("jcnk,jck->jcn", cloud.rates, change)
     # As a product of matrices this would have the particles transposed on a GPU.
-    return increment + jnp.sum(cloud.gradient * kernel.shift[:, None], -1)
+    return increment + problem.partition.total(cloud.gradient * kernel.shift[:, None])
 
 
 def _adapt_step_size(
@@ -333,30 +407,35 @@ def _adapt_step_size(
     return adapt_step_size(jnp.log(loo_step_size), variance, MOVE_VARIANCE * multiplier**3)
 
 
-def _averaged(factor: Array, state: State) -> Array:
-    """Average a new factor with the last, if it comes from a handful of particles.
+def _averaged(block: Array, last: Array, state: State) -> Array:
+    """Average a new block of the factor with the last, if it comes from few particles.
 
     Few particles may be near copies of each other for a while, and their covariance is
     then far from the posterior's. While annealing the covariance itself changes.
     """
-    num_islands, num_particles = state.cloud.log_weight.shape
+    num_islands, _, num_particles = state.cloud.log_weight.shape
     num_loo = (num_islands - 1) * num_particles
     if num_loo >= _ENOUGH_DRAWS:
-        return factor
-    mixed = state.factor + num_loo / _ENOUGH_DRAWS * (factor - state.factor)
-    anew = jnp.any(state.target.temperature < 1) | ~jnp.isfinite(state.factor)
-    return jnp.where(anew, factor, mixed)
+        return block
+    mixed = last + num_loo / _ENOUGH_DRAWS * (block - last)
+    anew = jnp.any(state.target.temperature < 1) | ~jnp.isfinite(last)
+    return jnp.where(anew, block, mixed)
 
 
-def _refresh_factor(settings: Settings, state: State, cloud: Cloud) -> Array:
-    if not settings.adapts:
+def _refresh_factor(
+    problem: Problem, settings: Settings, state: State, cloud: Cloud
+) -> Factor:
+    if settings.most_dense is None:
         return state.factor
-    dense = settings.preconditioner == "dense"
-    weight = normalise(cloud.log_weight)
+    weight, most_dense = normalise(cloud.log_weight), settings.most_dense
 
-    def fresh() -> Array:
-        factor = loo_factor(weight, cloud.position, cloud.gradient, dense)
-        lost = is_collapsed(factor, state.factor)
-        return jnp.where(lost, state.factor, _averaged(factor, state))
+    def one(block: Array, last: Array) -> Array:
+        return jnp.where(is_collapsed(block, last), last, _averaged(block, last, state))
+
+    def fresh() -> Factor:
+        factor = loo_factor(
+            weight, cloud.position, cloud.gradient, problem.partition, most_dense
+        )
+        return jax.tree.map(one, factor, state.factor)
 
     return lax.cond(state.num_moves % _FACTOR_EVERY == 0, fresh, lambda: state.factor)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax, random
 
 from numpyro_jala._typing import Array, Potential, PRNGKey, Resampler, Tree
@@ -13,6 +14,7 @@ from numpyro_jala.backend import blocks
 from numpyro_jala.backend.precision import roughly
 from numpyro_jala.engine import langevin
 from numpyro_jala.engine.langevin import Kernel
+from numpyro_jala.engine.partition import Partition
 from numpyro_jala.engine.weights import effective_fraction, log_mean_exp
 
 
@@ -20,7 +22,7 @@ class Target(NamedTuple):
     """A point on the path: what the potential depends on beside the particle."""
 
     params: Array  # (num_params,)
-    temperature: Array  # (num_islands,)
+    temperature: Array  # (num_islands, components)
 
 
 class Cloud(NamedTuple):
@@ -31,7 +33,7 @@ class Cloud(NamedTuple):
     momentum
         Standard normal in whitened units, and independent of the position.
     log_weight
-        Unnormalised log-weights since the island's last resampling.
+        Unnormalised log-weights of each component since its last resampling.
     potential, gradient, slope, scores
         The potential and its derivatives with respect to the position, the temperature
         and the parameters, kept so that a step evaluates the model once.
@@ -41,12 +43,12 @@ class Cloud(NamedTuple):
 
     position: Array  # (num_islands, num_particles, dim)
     momentum: Array  # (num_islands, num_particles, dim or 0)
-    log_weight: Array  # (num_islands, num_particles)
-    potential: Array  # (num_islands, num_particles)
+    log_weight: Array  # (num_islands, components, num_particles)
+    potential: Array  # (num_islands, components, num_particles)
     gradient: Array  # (num_islands, num_particles, dim)
-    slope: Array  # (num_islands, num_particles)
-    scores: Array  # (num_islands, num_particles, num_params or 0)
-    log_evidence: Array  # (num_islands,)
+    slope: Array  # (num_islands, components, num_particles)
+    scores: Array  # (num_islands, components, num_particles, num_params or 0)
+    log_evidence: Array  # (num_islands, components)
 
     @property
     def rates(self) -> Array:
@@ -57,18 +59,18 @@ class Cloud(NamedTuple):
 class StepInfo(NamedTuple):
     """What a step did, before its resampling."""
 
-    increment: Array  # (num_islands, num_particles)
-    ess: Array  # (num_islands,), a fraction
+    increment: Array  # (num_islands, components, num_particles)
+    ess: Array  # (num_islands, components), a fraction
     died: Array  # (), particles that came to a non-finite potential
 
 
 class Derivatives(NamedTuple):
     """A potential and its derivatives at every particle."""
 
-    potential: Array  # (num_islands, num_particles)
+    potential: Array  # (num_islands, components, num_particles)
     gradient: Array  # (num_islands, num_particles, dim)
-    slope: Array  # (num_islands, num_particles)
-    scores: Array  # (num_islands, num_particles, num_params or 0)
+    slope: Array  # (num_islands, components, num_particles)
+    scores: Array  # (num_islands, components, num_particles, num_params or 0)
 
 
 def over_islands(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,6 +95,7 @@ ScoreFn: TypeAlias = Callable[[Array], Array]
 
 def evaluate_model(
     potential_fn: Potential,
+    partition: Partition,
     target: Target,
     position: Array,
     each: bool,
@@ -103,50 +106,158 @@ def evaluate_model(
 
     The score of a particle is the derivative of its potential with respect to the
     parameters. With ``each`` every particle's score is kept, which is for few
-    parameters, and at most ``block`` particles of an island are evaluated at a time.
+    parameters, and at most ``block`` particles of an island are evaluated at a time. Of
+    several components the scores are zero here: see :func:`evaluate_scores`.
     Without it scores are only ever summed, in one pull-back of the potentials with the
     weights: memory does not grow with particles times parameters.
     """
-    temperature = jnp.broadcast_to(target.temperature[:, None], position.shape[:2])
-
-    def derive(all_fn: Callable[..., Array], params: Array, heat: Array, x: Array) -> Any:
-        potential, pull = jax.vjp(all_fn, params, heat, x)
-        pull = roughly(pull) if rough_gradient else pull
-        scores, slope, gradient = pull(jnp.ones_like(heat))
-        return Derivatives(potential, gradient, slope, scores), pull
-
+    num_islands, num_particles, _ = position.shape
+    shape = (num_islands, num_particles, target.temperature.shape[1])
+    temperature = jnp.broadcast_to(target.temperature[:, None], shape)
     if each:
-
-        def derive_each(heat: Array, x: Array) -> Any:
-            params = jnp.broadcast_to(target.params, (*heat.shape, target.params.size))
-            return derive(over_islands(jax.vmap(potential_fn)), params, heat, x)[0]
-
-        found: Derivatives = blocks.over(derive_each, block, temperature, position)
-        return found, lambda weight: jnp.einsum("jn,jnp->p", weight, found.scores)
+        derive = _derive_forward if _goes_forward(partition) else _derive_reverse
+        derive = partial(derive, potential_fn, partition, target.params, rough_gradient)
+        found = _components_first(blocks.over(derive, block, temperature, position))
+        return found, lambda weight: jnp.einsum("jcn,jcnp->p", weight, found.scores)
 
     def all_fn(shared: Array, heat: Array, x: Array) -> Array:
         one_fn = jax.vmap(potential_fn, (None, 0, 0))
         potential: Array = over_islands(partial(one_fn, shared))(heat, x)
         return potential
 
-    summed, pull = derive(all_fn, target.params, temperature, position)
-    no_scores = jnp.zeros((*temperature.shape, 0), position.dtype)
-    return summed._replace(scores=no_scores), lambda weight: pull(weight)[0]
+    potential, pull = jax.vjp(all_fn, target.params, temperature, position)
+    pull = roughly(pull) if rough_gradient else pull
+    _, slope, gradient = pull(jnp.ones_like(potential))
+    no_scores = jnp.zeros((*potential.shape, 0), position.dtype)
+    summed = _components_first(Derivatives(potential, gradient, slope, no_scores))
+    return summed, lambda weight: pull(jnp.swapaxes(weight, 1, 2))[0]
+
+
+#: Components of up to this many latents are differentiated in forward mode: reverse mode
+#: turns ``u[group]`` into a scatter, which a CPU does one entry at a time.
+_FORWARD = 3
+#: So many directions are written out one by one: a third quicker than as a batch.
+_MOST_WRITTEN_OUT = 16
+
+
+def _goes_forward(partition: Partition) -> bool:
+    return not partition.is_joint and int(partition.sizes.max()) <= _FORWARD
+
+
+def _derive_reverse(
+    potential_fn: Potential,
+    partition: Partition,
+    params: Array,
+    rough_gradient: bool,
+    temperature: Array,
+    position: Array,
+) -> Derivatives:
+    """Differentiate the potentials of all particles in reverse mode."""
+    all_fn = over_islands(jax.vmap(potential_fn))
+    shared = jnp.broadcast_to(params, (*position.shape[:2], params.size))
+    potential, pull = jax.vjp(all_fn, shared, temperature, position)
+    pull = roughly(pull) if rough_gradient else pull
+    scores, slope, gradient = pull(jnp.ones_like(potential))
+    if partition.is_joint:
+        return Derivatives(potential, gradient, slope, scores[:, :, None])
+    # Reverse mode sums the components' scores; they are wanted apart.
+    return Derivatives(potential, gradient, slope, _no_scores(potential, params))
+
+
+def _no_scores(potential: Array, params: Array) -> Array:
+    return jnp.zeros((*potential.shape, params.size), potential.dtype)
+
+
+def evaluate_scores(
+    potential_fn: Potential, target: Target, position: Array, block: int | None = None
+) -> Array:
+    """Return the scores of each component and particle, in forward mode.
+
+    (num_islands, components, num_particles, num_params)
+    """
+    params = target.params
+    directions = np.eye(params.size, dtype=params.dtype)
+    shape = (*position.shape[:2], target.temperature.shape[1])
+    if params.size == 0:
+        return jnp.zeros((shape[0], shape[2], shape[1], 0), position.dtype)
+
+    def one(heat: Array, x: Array) -> Array:
+        push = jax.linearize(lambda p: potential_fn(p, heat, x), params)[1]
+        return _push_each(push, directions).T
+
+    temperature = jnp.broadcast_to(target.temperature[:, None], shape)
+    each = over_islands(jax.vmap(one))
+    return jnp.swapaxes(blocks.over(each, block, temperature, position), 1, 2)
+
+
+def _push_each(push: Callable[..., Array], *directions: np.ndarray) -> Array:
+    """Apply a linear function to each row of some arrays."""
+    if len(directions[0]) > _MOST_WRITTEN_OUT:
+        return jax.vmap(push)(*directions)
+    rows = zip(*directions, strict=True)
+    return jnp.stack([push(*map(jnp.asarray, row)) for row in rows])
+
+
+def _derive_forward(
+    potential_fn: Potential,
+    partition: Partition,
+    params: Array,
+    rough_gradient: bool,
+    temperature: Array,
+    position: Array,
+) -> Derivatives:
+    """Differentiate the potentials of all particles in forward mode.
+
+    One direction moves the first latent of every component, the next the second, and so
+    on: components do not depend on each other's latents.
+    """
+    num_slots, num_components = int(partition.sizes.max()), partition.num_components
+    along_t, along_x = (
+        np.zeros((num_slots + 1, size), position.dtype)
+        for size in (num_components, partition.dim)
+    )
+    along_x[:num_slots] = partition.slot == np.arange(num_slots)[:, None]
+    along_t[num_slots] = 1.0
+
+    def derive(heat: Array, x: Array) -> Derivatives:
+        potential, push = jax.linearize(partial(potential_fn, params), heat, x)
+        tangents = _push_each(push, along_t, along_x)
+        gradient = tangents[:num_slots].reshape(-1)
+        gradient = gradient[partition.slot * num_components + partition.owner]
+        no_scores = _no_scores(potential, params)
+        return Derivatives(potential, gradient, tangents[num_slots], no_scores)
+
+    found: Derivatives = over_islands(jax.vmap(derive))(temperature, position)
+    return found
+
+
+def _components_first(found: Derivatives) -> Derivatives:
+    """Put the axis of components before that of particles."""
+    potential, slope, scores = (
+        jnp.swapaxes(leaf, 1, 2) for leaf in (found.potential, found.slope, found.scores)
+    )
+    return Derivatives(potential, found.gradient, slope, scores)
 
 
 def log_evidence(cloud: Cloud) -> Array:
-    """Return each island's estimate of the log-evidence of the current target."""
+    """Return each island's log-evidence of each component at the current target."""
     return cloud.log_evidence + log_mean_exp(cloud.log_weight)
 
 
-def is_alive(found: Derivatives) -> Array:
-    """Tell which particles have a finite potential and gradient."""
-    return jnp.isfinite(found.potential) & jnp.isfinite(found.gradient).all(-1)
+def is_alive(partition: Partition, found: Derivatives) -> Array:
+    """Tell which particles have a finite potential and gradient, by component."""
+    broken = partition.total((~jnp.isfinite(found.gradient)).astype(jnp.int32))
+    return jnp.isfinite(found.potential) & (broken == 0)
 
 
 def _choose(mask: Array, yes: Array, no: Array | float) -> Array:
-    """Choose by particle between values that may have more axes than the mask."""
+    """Choose by component and particle between values that may have more axes."""
     return jnp.where(mask.reshape(mask.shape + (1,) * (yes.ndim - mask.ndim)), yes, no)
+
+
+def _to_coordinates(partition: Partition, values: Array) -> Array:
+    """Give each coordinate what its component has: (islands, particles, dim or 1)."""
+    return partition.spread(jnp.swapaxes(values, 1, 2))
 
 
 def change_if(needed: Array, change_fn: Callable[[Tree], Tree], tree: Tree) -> Tree:
@@ -162,24 +273,29 @@ def change_if(needed: Array, change_fn: Callable[[Tree], Tree], tree: Tree) -> T
 
 
 def initial_cloud(
-    position: Array, momentum: Array, found: Derivatives, log_evidence: Array
+    partition: Partition,
+    position: Array,
+    momentum: Array,
+    found: Derivatives,
+    log_evidence: Array,
 ) -> Cloud:
-    """Weigh draws from the first target, whose log-evidence is known, equally."""
-    alive = is_alive(found)
+    """Weigh draws from the first target, whose log-evidence is known, equally.
+
+    The log-evidence of several components is counted with the first of them.
+    """
+    alive = is_alive(partition, found)
     log_weight = jnp.where(alive, 0.0, -jnp.inf).astype(position.dtype)
     # What is not finite must not reach the averages, where zero times it is not zero.
-    known = jax.tree.map(lambda leaf: _choose(alive, leaf, 0.0), found)
-    settled = jnp.broadcast_to(
-        jnp.asarray(log_evidence, position.dtype), position.shape[:1]
-    )
+    here = _to_coordinates(partition, alive)
+    settled = jnp.zeros(alive.shape[:2], position.dtype).at[:, 0].set(log_evidence)
     return Cloud(
         position=position,
         momentum=momentum,
         log_weight=log_weight,
-        potential=known.potential,
-        gradient=known.gradient,
-        slope=known.slope,
-        scores=known.scores,
+        potential=_choose(alive, found.potential, 0.0),
+        gradient=jnp.where(here, found.gradient, 0.0),
+        slope=_choose(alive, found.slope, 0.0),
+        scores=_choose(alive, found.scores, 0.0),
         log_evidence=settled,
     )
 
@@ -190,27 +306,41 @@ def is_due(cloud: Cloud, threshold: float) -> Array:
     return (fraction > 0) & (fraction < threshold)
 
 
-def resample(rng_key: PRNGKey, cloud: Cloud, resampler: Resampler, due: Array) -> Cloud:
-    """Resample the islands that are due.
+def resample(
+    rng_key: PRNGKey,
+    partition: Partition,
+    cloud: Cloud,
+    resampler: Resampler,
+    due: Array,
+) -> Cloud:
+    """Resample the components of islands that are due, each by itself.
 
     The mean weight moves into the settled log-evidence, and the weights start anew.
     """
-    num_islands, num_particles = cloud.log_weight.shape
-    keys = random.split(rng_key, num_islands)
-    drawn = jax.vmap(resampler)(keys, cloud.log_weight)
-    ancestors = jnp.where(due[:, None], drawn, jnp.arange(num_particles))
+    num_particles = cloud.log_weight.shape[-1]
+    keys = random.split(rng_key, due.shape)
+    drawn = jax.vmap(jax.vmap(resampler))(keys, cloud.log_weight)
+    ancestors = jnp.where(due[..., None], drawn, jnp.arange(num_particles))
 
     def pick(values: Array) -> Array:
-        picked: Array = over_islands(lambda rows, index: rows[index])(values, ancestors)
-        return picked
+        index = ancestors.reshape(ancestors.shape + (1,) * (values.ndim - 3))
+        return jnp.take_along_axis(values, index, 2)
+
+    def pick_rows(rows: Array) -> Array:
+        if rows.shape[-1] == 0:
+            return rows
+        if partition.is_joint:
+            return pick(rows[:, None])[:, 0]
+        index = _to_coordinates(partition, ancestors)
+        return jnp.take_along_axis(rows, index, 1)
 
     settled = jnp.where(due, log_mean_exp(cloud.log_weight), 0.0)
     return Cloud(
-        position=pick(cloud.position),
-        momentum=pick(cloud.momentum),
-        log_weight=jnp.where(due[:, None], 0.0, cloud.log_weight),
+        position=pick_rows(cloud.position),
+        momentum=pick_rows(cloud.momentum),
+        log_weight=jnp.where(due[..., None], 0.0, cloud.log_weight),
         potential=pick(cloud.potential),
-        gradient=pick(cloud.gradient),
+        gradient=pick_rows(cloud.gradient),
         slope=pick(cloud.slope),
         scores=pick(cloud.scores),
         log_evidence=cloud.log_evidence + settled,
@@ -219,6 +349,7 @@ def resample(rng_key: PRNGKey, cloud: Cloud, resampler: Resampler, due: Array) -
 
 def step(
     rng_key: PRNGKey,
+    partition: Partition,
     cloud: Cloud,
     kernel: Kernel,
     evaluate_fn: Callable[[Array], tuple[Derivatives, ScoreFn]],
@@ -231,30 +362,32 @@ def step(
     rejected, where unadjusted ones would lose their weight. A rejected particle reverses
     its momentum, which keeps the momentum standard normal.
     """
-    num_islands, num_particles, columns = cloud.momentum.shape
+    num_islands, _, columns = cloud.momentum.shape
     move_key, test_key = random.split(rng_key)
     keys = random.split(move_key, num_islands)
-    moved = over_islands(langevin.move)(
+    moved = over_islands(partial(langevin.move, partition))(
         keys, kernel, cloud.position, cloud.gradient, cloud.momentum
     )
     found, score_fn = evaluate_fn(moved.position)
     # The difference first: the same float enters twice along the path and cancels.
-    work = over_islands(langevin.work)(kernel, moved, found.gradient)
-    momentum = over_islands(langevin.last_momentum)(kernel, moved, found.gradient)
+    after = kernel, moved, found.gradient
+    work = over_islands(partial(langevin.work, partition))(*after)
+    momentum = over_islands(partial(langevin.last_momentum, partition))(*after)
     increment = (cloud.potential - found.potential) + work
     was_alive = jnp.isfinite(cloud.log_weight)
-    alive = is_alive(found) & jnp.isfinite(increment) & was_alive
+    alive = is_alive(partition, found) & jnp.isfinite(increment) & was_alive
     increment = jnp.where(alive, increment, -jnp.inf)
-    uniform = random.uniform(test_key, (num_islands, num_particles), increment.dtype)
+    uniform = random.uniform(test_key, increment.shape, increment.dtype)
     passed = jnp.where(fixed_target, jnp.log(uniform) < increment, alive)
     weighed = jnp.where(alive, cloud.log_weight + increment, -jnp.inf)
     log_weight = jnp.where(fixed_target, cloud.log_weight, weighed)
+    moves = _to_coordinates(partition, passed)
 
     def put_back(places: tuple[Array, Array]) -> tuple[Array, Array]:
         position, gradient = places
         return (
-            _choose(passed, position, cloud.position),
-            _choose(passed, gradient, cloud.gradient),
+            jnp.where(moves, position, cloud.position),
+            jnp.where(moves, gradient, cloud.gradient),
         )
 
     places = moved.position, found.gradient
@@ -264,7 +397,7 @@ def step(
         position, gradient = change_if(~passed.all(), put_back, places)
     new = Cloud(
         position=position,
-        momentum=_choose(passed, momentum, -moved.momentum)[..., :columns],
+        momentum=jnp.where(moves, momentum, -moved.momentum)[..., :columns],
         log_weight=log_weight,
         potential=_choose(passed, found.potential, cloud.potential),
         gradient=gradient,

@@ -11,6 +11,8 @@ from jax.sharding import Mesh
 
 from numpyro_jala._typing import Array, Potential, PRNGKey, Tree
 from numpyro_jala.engine import em
+from numpyro_jala.engine.factor import Factor
+from numpyro_jala.engine.partition import Partition
 from numpyro_jala.engine.smc import Cloud, Target
 from numpyro_jala.engine.tempering import DROP
 
@@ -29,19 +31,20 @@ class Settings(NamedTuple):
     num_islands: int
     num_particles: int  # in one island
     step_size: float | None
-    preconditioner: str  # "dense", "diagonal" or "none"
+    most_dense: int | None  # largest component with a dense factor; None: no factor
     resampling: str
     ess_threshold: float
     optimiser: em.Optimiser | None
     newton: bool  # the default for few parameters
     trusted: bool  # shorten the optimiser's steps
     annealing_effort: float
+    num_draws: int  # of an island, for importance sampling
     mesh: Mesh | None  # whose devices share the islands
 
     @property
     def adapts(self) -> bool:
         """Whether an island learns from the others."""
-        return self.preconditioner != "none"
+        return self.most_dense is not None
 
     @property
     def moves_per_temperature(self) -> int:
@@ -59,6 +62,7 @@ class Problem(NamedTuple):
     """What is asked: a potential, and how its parameters look to an optimiser."""
 
     potential_fn: Potential
+    partition: Partition
     unravel: Callable[[Array], Tree]
     ravel: Callable[[Tree], Array]
     is_free: Array  # (num_params,), parameters on the real line
@@ -74,12 +78,13 @@ class Plan(NamedTuple):
     newton_decrement
         Nats that a full Newton step would gain, zero where there is none.
     cost
-        Variance of the log-weights that the planned change of parameters causes.
+        Variance of the log-weights that the planned change of parameters causes, averaged
+        over components.
     """
 
     target: Target
-    transport_shift: Array  # (num_islands, dim, columns)
-    transport_learned: Array  # (num_islands, dim, columns)
+    transport_shift: Array  # (num_islands, columns, dim)
+    transport_learned: Array  # (num_islands, columns, dim)
     score: Array  # (num_params,)
     newton_decrement: Array  # ()
     cost: Array  # ()
@@ -94,21 +99,36 @@ class State(NamedTuple):
     target: Target
     plan: Plan
     cloud: Cloud
-    log_step_size: Array  # (num_islands,)
-    factor: Array  # (num_islands, ...)
+    log_step_size: Array  # (num_islands, components)
+    factor: Factor
     optim_state: Any
     mean_params: Array  # (num_params,)
 
 
 class Info(NamedTuple):
-    """What a user may want to watch."""
+    """What a user may want to watch.
+
+    temperature
+        The lowest of all islands and components.
+    log_evidence, log_evidence_se
+        Along the path, summed over components, and its standard error from the islands.
+    ess, ess_lowest
+        Before resampling: the median over components of their mean over islands, and the
+        lowest of all.
+    resampled
+        Share of islands and components that were resampled.
+    step_size
+        The mean over islands and components.
+    """
 
     params: Array  # (num_params,), or (0,) if these are very many
-    temperature: Array  # (num_islands,)
-    log_evidence: Array  # (num_islands,)
-    ess: Array  # (num_islands,), before resampling
-    resampled: Array  # (num_islands,)
-    step_size: Array  # (num_islands,)
+    temperature: Array  # ()
+    log_evidence: Array  # ()
+    log_evidence_se: Array  # ()
+    ess: Array  # ()
+    ess_lowest: Array  # ()
+    resampled: Array  # ()
+    step_size: Array  # ()
     grad_norm: Array  # ()
     newton_decrement: Array  # ()
     died: Array  # ()
@@ -121,15 +141,17 @@ def traced(params: Array) -> Array:
 
 def no_info(state: State) -> Info:
     """Return an info of zeros, with the shapes that a step's info has."""
-    islands = jnp.zeros_like(state.log_step_size)
-    zero = jnp.zeros((), islands.dtype)
+    params = jnp.zeros_like(traced(state.target.params))
+    zero = jnp.zeros((), state.log_step_size.dtype)
     return Info(
-        params=jnp.zeros_like(traced(state.target.params)),
-        temperature=islands,
-        log_evidence=islands,
-        ess=islands,
-        resampled=islands.astype(bool),
-        step_size=islands,
+        params=params,
+        temperature=zero,
+        log_evidence=zero,
+        log_evidence_se=zero,
+        ess=zero,
+        ess_lowest=zero,
+        resampled=zero,
+        step_size=zero,
         grad_norm=zero,
         newton_decrement=zero,
         died=jnp.zeros((), int),

@@ -1,15 +1,18 @@
 """Choose the next temperature between the reference and the posterior."""
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from numpyro_jala._typing import Array
-from numpyro_jala.engine.adaptation import loo_island_mean
+from numpyro_jala.engine.loo import is_alive, loo_island_mean
 from numpyro_jala.engine.weights import conditional_fraction
 
 #: Share of the effective sample size that one change of the target may cost.
 DROP = 0.03
-_LOG_INCREMENTS = (-40.0, 0.0, 80)  # first, last, how many
+_LOG_INCREMENTS = np.linspace(-40.0, 0.0, 80)
 
 
 def longest_increment(
@@ -20,7 +23,7 @@ def longest_increment(
     Parameters
     ----------
     weight
-        Normalised within each island, (num_islands, num_particles).
+        Normalised within each island, (num_islands, components, num_particles).
     slope
         Rate of the potential in the temperature, likewise.
     drift
@@ -33,12 +36,28 @@ def longest_increment(
     weight = jnp.where(finite, weight, 0.0)
     weight = weight / jnp.maximum(weight.sum(-1, keepdims=True), 1e-30)
     slope, drift = jnp.where(finite, slope, 0.0), jnp.where(finite, drift, 0.0)
-    grid = jnp.linspace(*_LOG_INCREMENTS, dtype=weight.dtype)
-    change = jnp.exp(grid)[:, None, None] * slope + drift
-    left = conditional_fraction(weight, -change)  # (len(grid), num_islands)
-    cheap = left >= 1 - drop
-    last = grid.size - 1 - jnp.argmax(cheap[::-1], axis=0)
-    return grid[jnp.where(cheap.any(0), last, jnp.argmax(left, axis=0))]
+
+    class Search(NamedTuple):
+        cheap: Array  # the last increment that is cheap
+        left: Array  # the most that any increment leaves
+        best: Array  # and which one
+
+    def look(found: Search, log_increment: Array) -> tuple[Search, None]:
+        change = jnp.exp(log_increment) * slope + drift
+        left = conditional_fraction(weight, -change)
+        is_best = left > found.left
+        new = Search(
+            jnp.where(left >= 1 - drop, log_increment, found.cheap),
+            jnp.where(is_best, left, found.left),
+            jnp.where(is_best, log_increment, found.best),
+        )
+        return new, None
+
+    # One after the other, so that memory does not grow with the number of increments.
+    none = jnp.full(weight.shape[:-1], -jnp.inf, weight.dtype)
+    grid = jnp.asarray(_LOG_INCREMENTS, weight.dtype)
+    found, _ = lax.scan(look, Search(none, none, jnp.full_like(none, grid[0])), grid)
+    return jnp.where(jnp.isfinite(found.cheap), found.cheap, found.best)
 
 
 def next_temperature(
@@ -49,14 +68,15 @@ def next_temperature(
     hold: Array,
     drop: float = DROP,
 ) -> Array:
-    """Return each island's next temperature, as far as the other islands could go.
+    """Return the next temperatures (num_islands, components).
 
-    With ``hold`` the temperature stays where it is, unless it is zero still.
+    An island goes as far as the other islands could go. With ``hold`` the temperature
+    stays where it is, unless it is zero still.
     """
 
     def advance() -> Array:
         increments = longest_increment(weight, slope, drift, drop)
-        increment = loo_island_mean(increments, weight.sum(-1) > 0)
+        increment = loo_island_mean(increments, is_alive(weight))
         new = jnp.minimum(temperature + jnp.exp(increment), 1.0)
         return jnp.where(hold & (temperature > 0), temperature, new)
 

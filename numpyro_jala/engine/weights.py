@@ -1,4 +1,7 @@
-"""Algebra of log-weights. The last axis runs over the particles of one island."""
+"""Algebra of log-weights. The last axis runs over the particles of one island.
+
+Axes before it run over islands and their components.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -63,24 +66,10 @@ def pool(weight: Array) -> Array:
     Parameters
     ----------
     weight
-        Normalised within each island, (num_islands, num_particles).
+        Normalised within each island, (num_islands, components, num_particles).
     """
-    alive = jnp.sum(weight.sum(-1) > 0)
-    return weight / jnp.maximum(alive, 1)
-
-
-def covariance(weight: Array, values: Array) -> Array:
-    """Return the weighted covariance of rows, for weights that sum to one.
-
-    Parameters
-    ----------
-    weight
-        (rows,)
-    values
-        (rows, columns)
-    """
-    centred = values - weight @ values
-    return (centred * weight[:, None]).T @ centred
+    alive = jnp.sum(weight.sum(-1) > 0, 0)
+    return weight / jnp.maximum(alive, 1)[:, None]
 
 
 def potential_scale_reduction(weight: np.ndarray, values: Array) -> float:

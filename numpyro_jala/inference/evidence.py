@@ -18,48 +18,45 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import logsumexp
 
 from numpyro_jala._typing import Array, PRNGKey
-from numpyro_jala.engine.adaptation import by_island, loo_mean
+from numpyro_jala.engine.factor import Factor, apply, log_determinant, solve
 from numpyro_jala.engine.geometry import loo_factor
 from numpyro_jala.engine.langevin import draw_noise
+from numpyro_jala.engine.loo import loo_mean
+from numpyro_jala.engine.partition import Partition
 from numpyro_jala.engine.weights import log_mean_exp
 
 _ITERATIONS = 200
 
 
 class Gaussian(NamedTuple):
-    """A normal distribution; its factor is a lower triangle or a diagonal."""
+    """A normal distribution for each island and component, in flat coordinates."""
 
-    mean: Array  # (dim,)
-    factor: Array  # (dim, dim) or (dim,)
-
-
-def from_noise(gaussian: Gaussian, noise: Array) -> Array:
-    """Map standard normal rows to draws."""
-    mean, factor = gaussian
-    return mean + (noise @ factor.T if factor.ndim == 2 else noise * factor)
+    mean: Array  # (num_islands, dim)
+    factor: Factor
 
 
-def log_density(gaussian: Gaussian, position: Array) -> Array:
-    """Return the log-density of rows."""
-    mean, factor = gaussian
-    centred = position - mean
-    if factor.ndim == 2:
-        noise = solve_triangular(factor, centred.T, lower=True).T
-        diagonal = jnp.diagonal(factor)
-    else:
-        noise, diagonal = centred / factor, factor
-    log_norm = jnp.sum(jnp.log(diagonal)) + 0.5 * mean.size * jnp.log(2 * jnp.pi)
-    return -0.5 * jnp.sum(noise**2, -1) - log_norm
+def log_density(gaussian: Gaussian, partition: Partition, position: Array) -> Array:
+    """Return the log-density of rows (num_islands, num_rows, dim), by component."""
+    centred = position - gaussian.mean[:, None]
+    squares = partition.total(solve(gaussian.factor, partition, centred) ** 2)
+    log_norm = log_determinant(gaussian.factor, partition)
+    log_norm += 0.5 * jnp.log(2 * jnp.pi) * partition.sizes
+    return -0.5 * squares - log_norm[..., None]
 
 
-def fit_loo(weight: Array, position: Array, gradient: Array, dense: bool) -> Gaussian:
-    """Fit a Gaussian for each island on the particles of the rest."""
-    mean = loo_mean(weight, position)
-    return Gaussian(mean, loo_factor(weight, position, gradient, dense))
+def fit_loo(
+    weight: Array, position: Array, gradient: Array, partition: Partition, most_dense: int
+) -> Gaussian:
+    """Fit a Gaussian for each island on the particles of the others."""
+    means = [
+        loo_mean(w, x)[:, :, None]
+        for w, x in zip(partition.of_block(weight), partition.split(position), strict=True)
+    ]
+    factor = loo_factor(weight, position, gradient, partition, most_dense)
+    return Gaussian(partition.join(means)[:, 0], factor)
 
 
 class Bridge(NamedTuple):
@@ -74,8 +71,8 @@ class Bridge(NamedTuple):
     """
 
     log_evidence: Array | np.ndarray  # ()
-    standard_error: Array  # ()
-    overlap: Array  # ()
+    standard_error: Array | np.ndarray  # ()
+    overlap: Array | np.ndarray  # ()
     islands: Array | np.ndarray  # (num_islands,)
 
 
@@ -137,16 +134,15 @@ def at_level(found: Bridge, level: Array) -> Bridge:
 
 
 def draw_loo(
-    rng_key: PRNGKey, weight: Array, position: Array, gradient: Array, dense: bool
+    rng_key: PRNGKey, gaussian: Gaussian, partition: Partition, position: Array
 ) -> tuple[Array, Array, Array]:
     """Return draws from each island's Gaussian, and log-densities at both ends."""
-    gaussian = fit_loo(weight, position, gradient, dense)
     noise = draw_noise(rng_key, position.shape, position.dtype)
-    draws = jax.vmap(from_noise)(gaussian, noise)
+    draws = gaussian.mean[:, None] + apply(gaussian.factor, partition, noise)
     return (
         draws,
-        by_island(log_density, gaussian, position),
-        by_island(log_density, gaussian, draws),
+        log_density(gaussian, partition, position),
+        log_density(gaussian, partition, draws),
     )
 
 

@@ -22,6 +22,7 @@ from jax import lax
 
 from numpyro_jala._typing import Array, Potential
 from numpyro_jala.engine import flow, smc, transport
+from numpyro_jala.engine.partition import Partition
 from numpyro_jala.engine.smc import Target
 
 #: With less information than this on an unconstrained scale a parameter is known up to
@@ -30,99 +31,144 @@ _LEAST = 0.5
 
 
 class Moments(NamedTuple):
-    """Expectations under the weights of each island."""
+    """Expectations under the weights of each island.
 
-    score: Array  # (num_islands, num_params)
+    Scores are of each component, the others are summed over components.
+    """
+
+    score: Array  # (num_islands, components, num_params)
     outer: Array  # (num_islands, num_params, num_params), scores times scores
     curvature: Array  # (num_islands, num_params, num_params)
 
 
-def _follow(
-    potential_fn: Potential,
-    params: Array,
-    weight: Array,
-    position: Array,
-    dense: bool,
-    follows: Array,
-) -> tuple[flow.Frame, flow.Flow, Array]:
-    """Return how the particles follow each parameter, and the scores if they do."""
-    ones = jnp.ones(weight.shape[0], position.dtype)
-    found, _ = smc.evaluate_model(potential_fn, Target(params, ones), position, each=True)
-    alive = weight[..., None] > 0
-    gradient = jnp.where(alive, found.gradient, 0.0)
-    frame = flow.frame(weight, position, gradient, dense)
+class Cloud(NamedTuple):
+    """Particles at the parameters, with weights normalised in islands and components."""
 
-    def gradients(values: Array) -> Array:
-        rows = jax.vmap(jax.grad(potential_fn, 2), (None, None, 0))
-        return jax.vmap(rows, (None, None, 0))(values, ones[0], position)
-
-    def follow_one(inputs: tuple[Array, Array]) -> tuple[flow.Flow, Array]:
-        direction, score = inputs
-        change = jax.jvp(gradients, (params,), (direction,))[1]
-        learned = flow.follow(frame, weight, position, jnp.where(alive, change, 0.0))
-        saved = jax.vmap(flow.rate)(frame, learned, position, gradient)
-        following = score - saved
-        # Only where it saves more than it costs. This is false for NaN as well.
-        spread = transport.variance(weight, jnp.stack([following, score], -1))
-        helps = follows & (spread[0] < spread[1])
-        helps &= transport.is_centred(weight, saved[..., None])[0]
-        kept = jax.tree.map(lambda leaf: jnp.where(helps, leaf, 0.0), learned)
-        return kept, jnp.where(helps, following, score)
-
-    # One direction at a time, here and below: no more memory than a step takes.
-    directions = jnp.eye(params.size, dtype=params.dtype)
-    scores = jnp.moveaxis(jnp.where(alive, found.scores, 0.0), -1, 0)
-    flows, scores = lax.map(follow_one, (directions, scores))
-    return frame, flows, jnp.where(alive, jnp.moveaxis(scores, 0, -1), 0.0)
+    weight: Array  # (num_islands, components, num_particles)
+    position: Array  # (num_islands, num_particles, dim)
 
 
-def moments(
-    potential_fn: Potential,
-    params: Array,
-    weight: Array,
-    position: Array,
-    dense: bool,
-    follows: Array,
-) -> Moments:
-    """Average the scores, their squares and the second derivatives over each island.
+class Question(NamedTuple):
+    """What is asked of a cloud, and how its particles may follow the parameters.
 
-    Parameters
-    ----------
-    weight
-        Normalised within each island, (num_islands, num_particles).
-    position
-        (num_islands, num_particles, dim)
-    dense
-        Whether the coordinates are related to each other as they follow the parameters.
+    most_dense
+        Size of the largest component whose coordinates are related as they follow.
     follows
         Whether the particles follow the parameters at all.
     """
-    frame, flows, scores = _follow(potential_fn, params, weight, position, dense, follows)
-    one = jnp.ones((), position.dtype)
 
-    def mean_potential(
-        values: Array, w: Array, x: Array, own_frame: flow.Frame, own_flows: flow.Flow
-    ) -> Array:
+    potential_fn: Potential
+    partition: Partition
+    params: Array  # (num_params,)
+    most_dense: int
+    follows: Array  # ()
+
+
+def _follow(
+    question: Question, cloud: Cloud
+) -> tuple[list[flow.Frame], list[flow.Flow], Array]:
+    """Return how the particles follow each parameter, and the scores if they do.
+
+    Frames and flows are of each block of components.
+    """
+    potential_fn, partition, params, most_dense, follows = question
+    weight, position = cloud
+    ones = jnp.ones(weight.shape[:2], position.dtype)
+    target = Target(params, ones)
+    found, _ = smc.evaluate_model(potential_fn, partition, target, position, each=True)
+    scores = found.scores
+    if not partition.is_joint:
+        scores = smc.evaluate_scores(potential_fn, target, position)
+    alive = weight[..., None] > 0
+    here = partition.spread(jnp.swapaxes(weight > 0, 1, 2))
+    weights, xs = partition.of_block(weight), partition.split(position)
+    gradients = partition.split(jnp.where(here, found.gradient, 0.0))
+    blocks = list(zip(weights, xs, gradients, strict=True))
+    frames = [
+        flow.frame(*block, padding, most_dense)
+        for block, padding in zip(blocks, partition.padding, strict=True)
+    ]
+
+    def gradients_at(values: Array) -> Array:
+        def total(x: Array) -> Array:
+            return potential_fn(values, ones[0], x).sum()
+
+        return jax.vmap(jax.vmap(jax.grad(total)))(position)
+
+    def follow_one(inputs: tuple[Array, Array]) -> tuple[list[flow.Flow], Array]:
+        direction, score = inputs
+        change = jax.jvp(gradients_at, (params,), (direction,))[1]
+        changes = partition.split(jnp.where(here, change, 0.0))
+        learned = [
+            flow.follow(frame, w, x, c)
+            for frame, (w, x, _), c in zip(frames, blocks, changes, strict=True)
+        ]
+        saved = jnp.concatenate(
+            [
+                flow.rate(frame, each, x, g)
+                for frame, each, (_, x, g) in zip(frames, learned, blocks, strict=True)
+            ],
+            1,
+        )
+        following = score - saved
+        # Only where it saves more than it costs. This is false for NaN as well.
+        spread = transport.variance(weight, jnp.stack([following, score], -1))
+        helps = follows & (spread[:, 0] < spread[:, 1])
+        helps &= transport.is_centred(weight, saved[..., None])[:, 0]
+        kept = [
+            jax.tree.map(lambda leaf, by=by: _where_first(by[0], leaf), each)
+            for each, by in zip(learned, partition.of_block(helps[None]), strict=True)
+        ]
+        return kept, jnp.where(helps[:, None], following, score)
+
+    # One direction at a time, here and below: no more memory than a step takes.
+    directions = jnp.eye(params.size, dtype=params.dtype)
+    scores = jnp.moveaxis(jnp.where(alive, scores, 0.0), -1, 0)
+    flows, scores = lax.map(follow_one, (directions, scores))
+    return frames, flows, jnp.where(alive, jnp.moveaxis(scores, 0, -1), 0.0)
+
+
+def _where_first(mask: Array, leaf: Array) -> Array:
+    """Keep the components (second axis) of a mask, and put zero in the others."""
+    return jnp.where(mask.reshape(-1, *(1,) * (leaf.ndim - 2)), leaf, 0.0)
+
+
+def moments(question: Question, cloud: Cloud) -> Moments:
+    """Average the scores, their squares and the second derivatives over each island."""
+    frames, flows, scores = _follow(question, cloud)
+    potential_fn, partition, params = question[:3]
+    weight, position = cloud
+    by_particle = jnp.swapaxes(weight, 1, 2)
+    ones = jnp.ones(weight.shape[1:2], position.dtype)
+    xs = partition.split(position)
+
+    def mean_potential(values: Array) -> Array:
+        """Return the total over islands, each with its own copy of the parameters."""
         change = values - params
-        total = jax.tree.map(lambda leaf: jnp.tensordot(change, leaf, 1), own_flows)
-        followed = x - flow.displace(own_frame, total, x)
-        potential = jax.vmap(potential_fn, (None, None, 0))(values, one, followed)
-        return jnp.sum(jnp.where(w > 0, w * potential, 0.0))
+        moved = []
+        for frame, flow_, x in zip(frames, flows, xs, strict=True):
+            together = jax.tree.map(
+                lambda leaf: jnp.einsum("jp,pj...->j...", change, leaf), flow_
+            )
+            moved.append(x - flow.displace(frame, together, x))
+        followed = partition.join(moved)
+        each = jax.vmap(jax.vmap(potential_fn, (None, None, 0)), (0, None, 0))
+        potential = each(values, ones, followed)
+        return jnp.sum(jnp.where(by_particle > 0, by_particle * potential, 0.0))
 
-    def slopes(values: Array) -> Array:
-        each = jax.vmap(jax.grad(mean_potential), (None, 0, 0, 0, 1))
-        return each(values, weight, position, frame, flows)
+    shared = jnp.broadcast_to(params, (weight.shape[0], params.size))
 
     def curvature_along(direction: Array) -> Array:
-        return jax.jvp(slopes, (params,), (direction,))[1]
+        along = jnp.broadcast_to(direction, shared.shape)
+        return jax.jvp(jax.grad(mean_potential), (shared,), (along,))[1]
 
     curvature = lax.map(curvature_along, jnp.eye(params.size, dtype=params.dtype))
     # An island without living particles has no moments.
-    nothing = jnp.where(weight.sum(-1) > 0, 0.0, jnp.nan)[:, None]
+    nothing = jnp.where(weight.sum(-1) > 0, 0.0, jnp.nan)[..., None]
     return Moments(
-        nothing + jnp.einsum("jn,jnp->jp", weight, scores),
-        jnp.einsum("jn,jnp,jnq->jpq", weight, scores, scores),
-        jnp.swapaxes(curvature, 0, 1) + flow.volume_curvature(flows),
+        nothing + jnp.einsum("jcn,jcnp->jcp", weight, scores),
+        jnp.einsum("jcn,jcnp,jcnq->jpq", weight, scores, scores),
+        jnp.swapaxes(curvature, 0, 1) + sum(map(flow.volume_curvature, flows)),
     )
 
 
@@ -143,29 +189,32 @@ class Information(NamedTuple):
 
 
 def combine(all_moments: list[Moments]) -> Information:
-    """Put the moments of several clouds at rest together by Louis's identity."""
+    """Put the moments of several clouds together by Louis's identity.
+
+    Of a mean of few particles the square is high by its noise, which the islands show.
+    """
     score, outer, curvature = (
         np.mean(np.asarray(parts, np.float64), axis=0)
         for parts in zip(*all_moments, strict=True)
     )
     squares = np.isfinite(outer + curvature).all((1, 2))
-    alive = np.isfinite(score).all(1) & squares
+    alive = np.isfinite(score).all((1, 2)) & squares
     if not alive.any():
         nan = np.full_like(outer[0], np.nan)
         return Information(nan[0], nan, nan, nan)
     score, outer, curvature = score[alive], outer[alive], curvature[alive]
-    mean = score.mean(0)
-    cross = score[:, :, None] * mean
-    covariance = outer - cross - np.swapaxes(cross, 1, 2) + np.outer(mean, mean)
-    observed = curvature - covariance
+    mean, num_islands = score.mean(0), len(score)
+    apart = score - mean
+    pairs = np.einsum("jcp,cq->jpq", score, mean)
+    covariance = outer - pairs - np.swapaxes(pairs, 1, 2) + mean.T @ mean
+    noise = np.einsum("jcp,jcq->pq", apart, apart) / max(num_islands - 1, 1) / num_islands
+    observed = curvature - covariance - noise
     observed = (observed + np.swapaxes(observed, 1, 2)) / 2
-    num_islands = len(observed)
     if num_islands == 1:
         nan = np.full_like(observed[0], np.nan)
-        return Information(mean, nan, observed[0], nan)
+        return Information(mean.sum(0), nan, observed[0], nan)
     error = observed.std(0, ddof=1) / np.sqrt(num_islands)
-    noise = (score - mean).T @ (score - mean) / (num_islands * (num_islands - 1))
-    return Information(mean, noise, observed.mean(0), error)
+    return Information(mean.sum(0), noise, observed.mean(0), error)
 
 
 def is_quieter(first: Information, second: Information) -> bool:

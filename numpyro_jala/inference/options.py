@@ -14,12 +14,12 @@ from numpyro_jala.engine.resampling import SCHEMES
 from numpyro_jala.model.density import Layout
 
 #: Particles of an island: of two, the effective sample size cannot fall below a half.
-_FEWEST = 4
+FEWEST = 4
 PRECONDITIONERS = ("auto", "dense", "diagonal", None)
 
 
 def check_options(
-    num_particles: int,
+    num_particles: int | None,
     num_islands: int,
     step_size: float | None,
     preconditioner: str | None,
@@ -27,6 +27,7 @@ def check_options(
     ess_threshold: float,
 ) -> None:
     """Check the options of the constructor."""
+    num_particles = num_islands * FEWEST if num_particles is None else num_particles
     if num_islands < 1 or num_particles < 1 or num_particles % num_islands:
         raise ValueError(
             f"num_particles={num_particles} is not a multiple of num_islands="
@@ -34,11 +35,11 @@ def check_options(
             f"num_particles={max(1, num_particles // max(num_islands, 1)) * num_islands}."
         )
     size = num_particles // num_islands
-    if num_islands > 1 and size < _FEWEST:
+    if num_islands > 1 and size < FEWEST:
         raise ValueError(
             f"num_particles={num_particles} in num_islands={num_islands} makes islands of "
             f"{size}, whose weights say little. Take num_particles of at least "
-            f"{_FEWEST * num_islands}, or fewer islands."
+            f"{FEWEST * num_islands}, or fewer islands."
         )
     if num_islands < 2 and (step_size is None or preconditioner is not None):
         what = "step_size=None" if step_size is None else f"{preconditioner=}"
@@ -70,6 +71,15 @@ def check_annealing_effort(value: float) -> None:
     if not 1 <= value < math.inf:
         raise ValueError(
             f"annealing_effort={value!r} is not a number of at least 1, which is the default pace."
+        )
+
+
+def check_components(value: str) -> None:
+    """Check how the latents are to be taken."""
+    if value not in ("auto", "joint"):
+        raise ValueError(
+            f"components={value!r} is neither 'auto', a weight for each independent "
+            "component of the latents, nor 'joint', one for all of them."
         )
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import random
 
 from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.backend.compilation import Programs
 from numpyro_jala.backend.sharding import fetch, place
+from numpyro_jala.engine import em, smc
+from numpyro_jala.engine.partition import Partition
+from numpyro_jala.engine.resampling import systematic
+from numpyro_jala.engine.smc import Cloud
 from numpyro_jala.engine.state import ANNEAL, Info, State
-from numpyro_jala.engine.weights import log_mean_exp, normalise, potential_scale_reduction
+from numpyro_jala.engine.weights import normalise, potential_scale_reduction
 from numpyro_jala.inference import evidence, information
 from numpyro_jala.inference.information import Information, Uncertainty
 from numpyro_jala.inference.programs import Data, Fixed
@@ -28,9 +33,55 @@ class Result(NamedTuple):
     log_weight: Array  # (num_islands, num_particles), summing to one in all
     potential: Array  # (num_islands, num_particles)
     bridge: evidence.Bridge
-    recursive: Array  # (num_islands,), log-evidence along the path
+    recursive: np.ndarray  # (num_islands,), log-evidence along the path
     uncertainty: Uncertainty | None  # None without parameters, and with very many
     rng_key: PRNGKey
+
+
+@partial(jax.jit, static_argnums=1)
+def equalise(rng_key: PRNGKey, partition: Partition, cloud: Cloud) -> Cloud:
+    """Give all particles the same weight, resampling each component by itself.
+
+    A component whose particles in one island are all dead takes those of another island.
+    """
+    alive = jnp.isfinite(cloud.log_weight).any(-1)
+    num_islands = len(alive)
+    donor = jnp.where(alive, jnp.arange(num_islands)[:, None], jnp.argmax(alive, 0))
+
+    def give(values: Array) -> Array:
+        index = donor.reshape(donor.shape + (1,) * (values.ndim - 2))
+        return jnp.take_along_axis(values, index, 0)
+
+    def give_rows(rows: Array) -> Array:
+        if rows.shape[-1] == 0:
+            return rows
+        index = partition.spread(donor)[:, None]
+        return jnp.take_along_axis(rows, index, 0)
+
+    whole = Cloud(
+        position=give_rows(cloud.position),
+        momentum=cloud.momentum[..., :0],
+        log_weight=give(cloud.log_weight),
+        potential=give(cloud.potential),
+        gradient=cloud.gradient[..., :0],
+        slope=give(cloud.slope),
+        scores=cloud.scores[..., :0],
+        log_evidence=cloud.log_evidence,
+    )
+    return smc.resample(rng_key, partition, whole, systematic, jnp.ones_like(alive))
+
+
+def path_evidence(recursive: Array) -> np.ndarray:
+    """Return each island's log-evidence along the path, from that of its components.
+
+    The logarithm of each is low by half its variance, which adds up over many.
+    """
+    each = np.asarray(recursive, np.float64)
+    num_islands, num_components = each.shape
+    if num_components == 1 or num_islands == 1:
+        return each.sum(1)
+    spread = np.var(each, 0, ddof=1)
+    return np.asarray(np.sum(each + spread / 2, 1))
 
 
 class Run:
@@ -86,6 +137,11 @@ class Run:
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
     @property
+    def informs(self) -> bool:
+        """Whether there are params, few enough to ask what the data say of them."""
+        return 0 < self.fixed.layout.init_params.size <= em.FEW_PARAMS
+
+    @property
     def result(self) -> Result:
         """The result of a run that has ended."""
         assert self.finished is not None
@@ -104,10 +160,10 @@ class Run:
             return {}
         if not self.weighs:
             return {"grad_norm": f"{last.grad_norm[-1]:.3g}"}
-        shown = {"log_evidence": f"{float(log_mean_exp(last.log_evidence[-1])):.2f}"}
+        shown = {"log_evidence": f"{last.log_evidence[-1]:.2f}"}
         if stage == ANNEAL:
-            shown = {"temperature": f"{last.temperature[-1].min():.2g}", **shown}
-        return {**shown, "ess": f"{last.ess[-1].mean():.2f}"}
+            shown = {"temperature": f"{last.temperature[-1]:.2g}", **shown}
+        return {**shown, "ess": f"{last.ess[-1]:.2f}"}
 
     def store_result(
         self,
@@ -118,17 +174,19 @@ class Run:
         known: Information | None,
     ) -> None:
         """Keep the result."""
-        is_free = self.fixed.layout.is_free
-        weight = normalise(state.cloud.log_weight)
-        alive = jnp.maximum(jnp.sum(weight.sum(-1) > 0), 1)
+        layout, cloud = self.fixed.layout, state.cloud
+        if not layout.partition.is_joint:
+            cloud = equalise(random.fold_in(state.rng_key, 4), layout.partition, cloud)
+        weight = normalise(cloud.log_weight)
+        alive = jnp.maximum(jnp.sum(weight.sum(-1) > 0, 0), 1)[:, None]
         result = Result(
             params,
-            state.cloud.position,
-            jnp.log(weight / alive),
-            state.cloud.potential,
+            cloud.position,
+            jnp.log(weight / alive)[:, 0],
+            cloud.potential.sum(1),
             bridge,
-            recursive,
-            None if known is None else information.invert(known, is_free),
+            path_evidence(fetch(recursive)),
+            None if known is None else information.invert(known, layout.is_free),
             state.rng_key,
         )
         self.finished = fetch(result)

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax, random
+from jax.scipy.linalg import solve_triangular
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoContinuous, AutoNormal
 
 from numpyro_jala._typing import Array, Potential, PRNGKey
 from numpyro_jala.engine.langevin import draw_noise
 from numpyro_jala.inference import options
-from numpyro_jala.inference.evidence import Gaussian, from_noise, log_density
 from numpyro_jala.model.density import Layout
 
 #: A Gaussian narrower than the posterior ruins the weights in its tails. Widened by this
@@ -28,6 +28,32 @@ _GUIDE_RATE = 0.01
 _NEWTON_STEPS = 60
 #: Most latents for which the Hessian of a Laplace approximation is formed.
 _LAPLACE_LIMIT = 1_000
+
+
+class Gaussian(NamedTuple):
+    """A normal distribution; its factor is a lower triangle or a diagonal."""
+
+    mean: Array  # (dim,)
+    factor: Array  # (dim, dim) or (dim,)
+
+
+def from_noise(gaussian: Gaussian, noise: Array) -> Array:
+    """Map standard normal rows to draws."""
+    mean, factor = gaussian
+    return mean + (noise @ factor.T if factor.ndim == 2 else noise * factor)
+
+
+def log_density(gaussian: Gaussian, position: Array) -> Array:
+    """Return the log-density of rows."""
+    mean, factor = gaussian
+    centred = position - mean
+    if factor.ndim == 2:
+        noise = solve_triangular(factor, centred.T, lower=True).T
+        diagonal = jnp.diagonal(factor)
+    else:
+        noise, diagonal = centred / factor, factor
+    log_norm = jnp.sum(jnp.log(diagonal)) + 0.5 * mean.size * jnp.log(2 * jnp.pi)
+    return -0.5 * jnp.sum(noise**2, -1) - log_norm
 
 
 class Reference(NamedTuple):
@@ -42,7 +68,7 @@ def from_gaussian(potential_fn: Potential, gaussian: Gaussian) -> Potential:
 
     def potential(params: Array, temperature: Array, position: Array) -> Array:
         joint = potential_fn(params, jnp.ones_like(temperature), position)
-        reference = -log_density(gaussian, position[None])[0]
+        reference = -log_density(gaussian, position[None])
         return (1 - temperature) * reference + temperature * joint
 
     return potential
@@ -168,7 +194,11 @@ def _find_mode(
 ) -> tuple[Array, Array, Array]:
     """Minimise by Levenberg and Marquardt's steps; return mode, Hessian, steps."""
     position = jnp.zeros((layout.dim,), layout.anchor.dtype)
-    potential = partial(layout.joint(arrays), params, jnp.ones((), position.dtype))
+    joint = layout.joint(arrays)
+
+    def potential(x: Array) -> Array:
+        return joint(params, jnp.ones((), x.dtype), x)
+
     value_and_grad, hessian = jax.value_and_grad(potential), jax.hessian(potential)
     eye = jnp.eye(position.size, dtype=position.dtype)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -12,11 +13,17 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 from numpyro.distributions import biject_to
-from numpyro.infer.util import potential_energy
+from numpyro.infer.util import (
+    _unconstrain_reparam,
+    compute_log_probs,
+    potential_energy,
+)
 from numpyro.primitives import Messenger
 
 from numpyro_jala._typing import Array, Potential, PRNGKey, Tree
+from numpyro_jala.engine.partition import Partition, joint
 from numpyro_jala.model.arguments import Call
+from numpyro_jala.model.components import Components, TermFn, Terms
 from numpyro_jala.model.sites import Site, Trace, is_data, is_factor
 from numpyro_jala.model.supports import from_support, to_support, unconstrained
 
@@ -79,6 +86,8 @@ class Layout:
     width
         Bytes of the largest array that the log-density makes of one particle, zero if it
         has a loop.
+    components
+        The independent components of the latents, None if there is but one.
     """
 
     model: Callable[..., Any]
@@ -99,6 +108,18 @@ class Layout:
     precision: str
     rough_gradient: bool
     width: int
+    components: Components | None
+
+    @cached_property
+    def partition(self) -> Partition:
+        """Which latents belong to which component."""
+        return joint(self.dim) if self.components is None else self.components.partition
+
+    def splits_as(self, components: Components | None) -> bool:
+        """Tell whether the latents fall into the same components as those given."""
+        if self.components is None or components is None:
+            return self.components is components
+        return self.components.equals(components)
 
     @property
     def dim(self) -> int:
@@ -144,10 +165,37 @@ class Layout:
         owner = owner if self.moving is None else owner[self.moving]
         return {name: np.flatnonzero(owner == i) for i, name in enumerate(names)}
 
+    def label(self, coordinate: int) -> str:
+        """Return the name of a coordinate of a position, as in ``u[3]``."""
+        place = coordinate if self.moving is None else int(self.moving[coordinate])
+        shapes = self.unravel_latents(self.anchor)
+        for name in sorted(self.latents):
+            size, shape = np.size(shapes[name]), np.shape(shapes[name])
+            if place < size:
+                index = ",".join(map(str, np.unravel_index(place, shape)))
+                return f"{name}[{index}]" if shape else name
+            place -= size
+        raise IndexError(coordinate)
+
+    def describe_components(self) -> dict[str, Any]:
+        """Return how many components there are, how large, and that of each latent.
+
+        Latents without a density belong to none: -1.
+        """
+        parts = self.partition
+        owner = np.full(self.anchor.size, -1)
+        owner[slice(None) if self.moving is None else self.moving] = parts.owner
+        values = self.unravel_latents(jnp.asarray(owner, self.anchor.dtype))
+        return {
+            "num_components": parts.num_components,
+            "sizes": parts.sizes,
+            **{name: np.asarray(value, int) for name, value in values.items()},
+        }
+
     # -- what the model says -----------------------------------------------------------
 
-    def joint(self, arrays: list[Array]) -> Potential:
-        """Return the potential that goes from the prior to the joint density."""
+    def joint(self, arrays: list[Array]) -> Callable[[Array, Array, Array], Array]:
+        """Return the potential of all latents, from the prior to the joint density."""
         args, kwargs = self.call.fill(arrays)
 
         def potential(params: Array, temperature: Array, position: Array) -> Array:
@@ -161,6 +209,42 @@ class Layout:
                 return potential_energy(
                     model, args, kwargs, latents, enum=bool(self.discrete)
                 )
+
+        return potential
+
+    def terms(self, arrays: list[Array]) -> TermFn:
+        """Return the function that gives the terms of the joint density."""
+        args, kwargs = self.call.fill(arrays)
+        jacobians = {f"_{name}_log_det" for name in self.latents}
+
+        def terms(params: Array, position: Array) -> Terms:
+            model = self.at(params)
+            if self.is_noisy:
+                model = handlers.seed(model, jax.random.key(0))
+            values = partial(_unconstrain_reparam, self.unravel_position(position))
+            model = handlers.substitute(model, substitute_fn=values)
+            with jax.default_matmul_precision(self.precision):
+                found, sites = compute_log_probs(model, args, kwargs, {}, False)
+            tempered = {
+                name
+                for name in found
+                if sites[name]["is_observed"] and name not in jacobians
+            }
+            return Terms(
+                [value for name, value in found.items() if name not in tempered],
+                [value for name, value in found.items() if name in tempered],
+            )
+
+        return terms
+
+    def potential(self, arrays: list[Array]) -> Potential:
+        """Return the potentials of the components."""
+        if self.components is not None:
+            return self.components.potential(self.terms(arrays))
+        whole = self.joint(arrays)
+
+        def potential(params: Array, temperature: Array, position: Array) -> Array:
+            return whole(params, temperature[0], position)[None]
 
         return potential
 

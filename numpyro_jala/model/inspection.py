@@ -18,6 +18,7 @@ from numpyro.primitives import Messenger
 from numpyro_jala._typing import Array, Tree
 from numpyro_jala.backend import blocks, precision
 from numpyro_jala.model.arguments import split_call
+from numpyro_jala.model.components import Components, find_components
 from numpyro_jala.model.density import Layout
 from numpyro_jala.model.enumeration import check_sum
 from numpyro_jala.model.sites import (
@@ -63,8 +64,12 @@ def lay_out(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     matmul_precision: str | None = None,
+    splits: bool = False,
 ) -> Layout:
-    """Lay the sites of a trace out in flat vectors."""
+    """Lay the sites of a trace out in flat vectors.
+
+    With ``splits`` latents that are independent given the params form components.
+    """
     params = {n: s["value"] for n, s in trace.items() if s["type"] == "param"}
     held = {name: value for name, value in params.items() if is_integer(value)}
     free = {name: value for name, value in params.items() if name not in held}
@@ -101,6 +106,7 @@ def lay_out(
         precision=matmul_precision or precision.HIGHEST,
         rough_gradient=False,
         width=0,
+        components=None,
     )
     arrays = split_call(args, kwargs, keep_arrays)[1]
     program = _trace_density(layout, arrays)
@@ -110,7 +116,19 @@ def lay_out(
         fastest = precision.choose(jax.default_backend(), program, layout.dim)
         rough_gradient = fastest == precision.THREE_PASSES
         layout = replace(layout, precision=fastest, rough_gradient=rough_gradient)
-    return _hold_flat(layout, moved) if has_mask else layout
+    layout = _hold_flat(layout, moved) if has_mask else layout
+    if not splits or discrete or isinstance(layout.anchor, jax.core.Tracer):
+        return layout
+    return replace(layout, components=components_of(layout, arrays))
+
+
+def components_of(layout: Layout, arrays: list[Array]) -> Components | None:
+    """Find the independent components of the latents."""
+    if any(isinstance(array, jax.core.Tracer) for array in arrays):
+        return None
+    anchor = layout.anchor if layout.moving is None else layout.anchor[layout.moving]
+    at = layout.terms(arrays), layout.init_params, anchor
+    return find_components(*at, jax.random.key(0))
 
 
 def _flatten(tree: Tree) -> tuple[Array, Callable[[Array], Tree]]:

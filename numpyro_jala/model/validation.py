@@ -246,8 +246,9 @@ def find_tied_draws(draws: np.ndarray, columns: dict[str, np.ndarray]) -> dict[s
     """
     ordered = np.sort(draws, axis=0)
     counts = np.sum(np.diff(ordered, axis=0) == 0, axis=0)
-    # Of a million numbers two are the same by chance.
-    shares = np.where(counts > 1, counts, 0) / max(1, len(draws) - 1)
+    # Of a million numbers two are the same by chance, and more in one of many columns.
+    by_chance = 1 + np.log10(draws.shape[1]) // 2
+    shares = np.where(counts > by_chance, counts, 0) / max(1, len(draws) - 1)
     worst = {name: shares[index].max(initial=0.0) for name, index in columns.items()}
     return {name: float(share) for name, share in worst.items() if share > _TIED}
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 from numpyro.distributions import MaskedDistribution
+from scipy.special import gammainccinv
 
 from numpyro_jala.engine.state import ANNEAL, EM_STEP, REST
 from numpyro_jala.engine.weights import effective_fraction, log_mean_exp
 from numpyro_jala.inference.record import Result, Run
 from numpyro_jala.results.estimates import estimates, label_entries
 
+#: Error of the log-evidence of one component that is worth a warning; errors of several are
+#: independent of each other.
+_LARGE_ERROR = 0.5
 #: Nats to the maximum that are worth a warning.
 _SHORT = 0.1
+#: Probability that islands which agree are said to disagree.
+_CHANCE = 1e-3
 #: Most params that a warning names.
 _MOST_NAMED = 5
 
@@ -35,7 +41,7 @@ def best_evidence(run: Run) -> tuple[float, float]:
     if is_bridged(result):
         return float(result.bridge.log_evidence), float(result.bridge.standard_error)
     if run.fixed.settings.num_islands > 1:
-        return float(log_mean_exp(result.recursive)), _path_error(run)
+        return _path_evidence(run), _path_error(run)
     seen = [run.infos(stage) for stage in (ANNEAL, EM_STEP)]
     if any(info is not None and info.resampled.any() for info in seen):
         return float(result.recursive[0]), float("nan")
@@ -59,6 +65,17 @@ def island_evidence(run: Run) -> np.ndarray:
 def _num_ascents(run: Run) -> int:
     """Count the steps of parameters on the particles, also those of an earlier run."""
     return 0 if run.last_state is None else int(run.last_state.num_steps)
+
+
+def _path_evidence(run: Run) -> float:
+    """Return the log-evidence along the path, of all islands.
+
+    That of several components has the bias of its logarithms taken out in each island.
+    """
+    recursive = run.result.recursive
+    if run.fixed.layout.partition.is_joint:
+        return float(log_mean_exp(recursive))
+    return float(np.mean(recursive))
 
 
 def _path_error(run: Run) -> float:
@@ -99,13 +116,13 @@ def diagnostics(run: Run) -> dict[str, float]:
     log_evidence, error = best_evidence(run)
     seen = [run.infos(s) for s in (ANNEAL, EM_STEP, REST)]
     rows = [info for info in seen if info is not None]
-    at_end = rows[-1].ess if rows else np.ones((1, 1))
+    at_end = rows[-1].ess if rows else np.ones(1)
     recursive = np.asarray(result.recursive, float)
     recursive = recursive[np.isfinite(recursive)]  # an island may have died
     return {
         "log_evidence": log_evidence,
         "log_evidence_se": error,
-        "recursive_log_evidence": float(log_mean_exp(result.recursive)),
+        "recursive_log_evidence": _path_evidence(run),
         "recursive_log_evidence_sd": float(recursive.std(ddof=1))
         if recursive.size > 1
         else 0.0,
@@ -113,7 +130,7 @@ def diagnostics(run: Run) -> dict[str, float]:
         "shortfall": _shortfall(result),
         "rhat": run.rhat,
         "ess": float(np.median(at_end)),
-        "min_ess": float(min((info.ess.min() for info in rows), default=1.0)),
+        "min_ess": float(min((info.ess_lowest.min() for info in rows), default=1.0)),
         "dead_particles": float(sum(info.died.sum() for info in rows)),
         "num_evaluations": float(run.num_evaluations),
     }
@@ -134,7 +151,9 @@ def warning_messages(run: Run) -> list[str]:
             f"{found['ess']:.2f} of an island. Take more particles or a smaller step_size."
         )
     # With few effective draws the means of islands differ by chance alone.
-    chance = 4 / (max(found["ess"], 1e-3) * run.fixed.settings.num_particles)
+    seen = run.infos(REST)
+    lowest = found["ess"] if seen is None else float(seen.ess_lowest[-1])
+    chance = _chance_disagreement(run, min(found["ess"], lowest))
     if found["rhat"] ** 2 - 1 > 0.3 + chance:
         said.append(
             f"The islands disagree (r-hat {found['rhat']:.2f}): the particles have not "
@@ -151,10 +170,22 @@ def warning_messages(run: Run) -> list[str]:
     return said
 
 
+def _chance_disagreement(run: Run, ess: float) -> float:
+    """Return how far the means of islands may differ by chance, in posterior variances.
+
+    The largest of many latents differs by more than one of them.
+    """
+    settings = run.fixed.settings
+    freedom = max(settings.num_islands - 1, 1)
+    quantile = 2 * gammainccinv(freedom / 2, _CHANCE / run.fixed.layout.dim)
+    return float(quantile / freedom / (max(ess, 1e-3) * settings.num_particles))
+
+
 def _evidence_warnings(run: Run, found: dict[str, float]) -> list[str]:
     """Return a sentence for each reason to doubt the log-evidence."""
     said = []
     islands = run.fixed.settings.num_islands
+    num_components = run.fixed.layout.partition.num_components
     if islands > 1 and np.isnan(found["log_evidence_se"]):
         said.append(
             "The log-evidence could not be estimated afresh, since no Gaussian fitted to "
@@ -162,7 +193,7 @@ def _evidence_warnings(run: Run, found: dict[str, float]) -> list[str]:
             "path and is not to be trusted. Take more particles, or run again from these "
             "params with num_steps=0."
         )
-    elif found["log_evidence_se"] > 0.5:
+    elif found["log_evidence_se"] > _LARGE_ERROR * num_components**0.5:
         said.append(
             f"The log-evidence has standard error {found['log_evidence_se']:.2f} and is "
             "not to be trusted. Take more particles"
@@ -183,7 +214,7 @@ def _evidence_warnings(run: Run, found: dict[str, float]) -> list[str]:
     num_ascents = _num_ascents(run)
     slack = 5.0 + 0.01 * num_ascents if num_ascents else 1.5
     slack += found["recursive_log_evidence_sd"] ** 2 / 2
-    if islands > 1 and gap > slack + 2 * error:
+    if islands > 1 and num_components == 1 and gap > slack + 2 * error:
         said.append(
             f"The log-evidence along the path, {found['recursive_log_evidence']:.2f}, and "
             f"the one estimated afresh, {found['log_evidence']:.2f}, disagree beyond their "

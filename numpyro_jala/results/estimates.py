@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -33,13 +34,13 @@ def param_leaves(values: dict[str, Any]) -> dict[str, np.ndarray]:
     }
 
 
-def label_entries(name: str, value: np.ndarray) -> list[tuple[str, Any]]:
-    """Return a label and an index for each entry of an array."""
+def label_entries(name: str, value: np.ndarray) -> Iterator[tuple[str, Any]]:
+    """Yield a label and an index for each entry of an array."""
     if np.ndim(value) == 0:
-        return [(name, ())]
-    return [
-        (f"{name}[{','.join(map(str, index))}]", index) for index in np.ndindex(value.shape)
-    ]
+        yield name, ()
+        return
+    for index in np.ndindex(value.shape):
+        yield f"{name}[{','.join(map(str, index))}]", index
 
 
 @partial(jax.jit, static_argnums=0)

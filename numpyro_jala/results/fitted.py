@@ -133,7 +133,8 @@ class Results:
         """Draw from arrays over islands and particles as the weights say."""
         found = self._found.result
         rng_key = random.fold_in(found.rng_key, 2)
-        ancestors = np.asarray(programs.draw_ancestors(rng_key, found.log_weight))
+        ancestors = programs.draw_ancestors(rng_key, found.log_weight[:, None])
+        ancestors = np.asarray(ancestors)[:, 0]
         island = np.arange(len(ancestors))[:, None]
         return jax.tree.map(lambda values: values[island, ancestors], weighted)
 

@@ -26,6 +26,8 @@ from numpyro_jala.results.estimates import estimates, param_leaves
 _PACKAGES = ("numpyro_jala", "numpyro", "jax", "arviz")
 #: Probability of the intervals that are stored.
 _INTERVAL = 0.9
+#: Bytes of draws beyond which fewer are kept, together with a summary of all.
+_MOST_BYTES = 2**26
 
 
 #: Draws of the observed sites, and the log-likelihood of what was observed.
@@ -62,24 +64,16 @@ def _dataset(
 
 
 def _stage_fields(info: Info) -> dict[str, Any]:
-    num_islands = info.log_evidence.shape[1]
-    # Not by log_mean_exp, which JAX would compile for each number of steps.
-    evidence = np.logaddexp.reduce(info.log_evidence, 1) - np.log(num_islands)
-    # Where no particle lives the evidence is zero and its logarithm minus infinity.
-    known = np.where(np.isfinite(evidence), evidence, 0.0)
-    spread = np.exp(info.log_evidence - known[:, None])
-    error = (
-        spread.std(1, ddof=1) / np.sqrt(num_islands) if num_islands > 1 else 0 * evidence
+    shown = (
+        "log_evidence",
+        "log_evidence_se",
+        "ess",
+        "ess_lowest",
+        "resampled",
+        "step_size",
+        "grad_norm",
     )
-    return {
-        "log_evidence": evidence,
-        "log_evidence_se": error,
-        "ess": info.ess.mean(1),
-        "ess_lowest": info.ess.min(1),
-        "resampled": info.resampled.sum(1),
-        "step_size": info.step_size.mean(1),
-        "grad_norm": info.grad_norm,
-    }
+    return {name: getattr(info, name) for name in shown}
 
 
 def em_fields(run: Run) -> dict[str, np.ndarray]:
@@ -116,11 +110,42 @@ def _weighted_attrs(run: Run) -> dict[str, Any]:
         "log_evidence": log_evidence,
         "log_evidence_se": error,
         "num_islands": settings.num_islands,
-        "preconditioner": settings.preconditioner,
+        "num_components": run.fixed.layout.partition.num_components,
         "resampling": settings.resampling,
         "ess_threshold": settings.ess_threshold,
         **{f"diagnostic_{k}": v for k, v in diagnostics(run).items()},
     }
+
+
+def _num_kept(samples: dict[str, np.ndarray]) -> int | None:
+    """Return how many draws of a chain to keep, None for all."""
+    size = sum(value.nbytes for value in samples.values())
+    num_draws = min((value.shape[1] for value in samples.values()), default=1)
+    return None if size <= _MOST_BYTES else max(1, num_draws * _MOST_BYTES // size)
+
+
+def _thin(samples: dict[str, np.ndarray], count: int | None) -> dict[str, np.ndarray]:
+    """Keep evenly spaced draws: neighbours may be copies of one particle."""
+    if count is None:
+        return samples
+    thinned = {}
+    for name, value in samples.items():
+        places = np.linspace(0, value.shape[1] - 1, count).round().astype(int)
+        thinned[name] = value[:, places]
+    return thinned
+
+
+def _latent_summary(samples: dict[str, np.ndarray], dims: dict[str, Any]) -> xr.Dataset:
+    """Return mean, standard deviation and quantiles of every latent, from all draws."""
+    low, high = (1 - _INTERVAL) / 2, (1 + _INTERVAL) / 2
+
+    def describe(value: np.ndarray) -> np.ndarray:
+        quantiles = np.quantile(value, [low, 0.5, high], axis=(0, 1))
+        return np.stack([value.mean((0, 1)), value.std((0, 1)), *quantiles])
+
+    described = {name: describe(value) for name, value in samples.items()}
+    names = ["mean", "sd", f"{low:.0%}", "50%", f"{high:.0%}"]
+    return _dataset(described, ("statistic",), dims).assign_coords(statistic=names)
 
 
 def groups(
@@ -132,9 +157,12 @@ def groups(
     result = run.result
     dims = describe_dims(run.trace)
     chains = ("chain", "draw")
+    num_kept = _num_kept(samples)
     found = {
-        "posterior": _dataset(samples, chains, dims),
-        "sample_stats": _dataset({"lp": -np.asarray(result.potential)}, chains, {}),
+        "posterior": _dataset(_thin(samples, num_kept), chains, dims),
+        "sample_stats": _dataset(
+            _thin({"lp": -np.asarray(result.potential)}, num_kept), chains, {}
+        ),
         "observed_data": _dataset(observed_data(run.trace), (), dims),
         "constant_data": _dataset(_constants(run), (), {}),
     }
@@ -146,7 +174,10 @@ def groups(
         by_island = _dataset(stats, ("chain",), {})
         found["sample_stats"] = found["sample_stats"].merge(by_island)
         weights = {"log_weight": np.asarray(result.log_weight)}
-        found["weighted_posterior"] = _dataset(weighted | weights, chains, dims)
+        if num_kept is None:
+            found["weighted_posterior"] = _dataset(weighted | weights, chains, dims)
+        else:
+            found["latent_summary"] = _latent_summary(samples, dims)
     if run.fixed.layout.init_params.size:
         found["estimate"] = _estimate(run)
     traced = em_fields(run)
@@ -154,7 +185,7 @@ def groups(
         found["em_trace"] = _dataset(traced, ("step",), {})
     annealed = run.infos(ANNEAL)
     if annealed is not None:
-        fields = _stage_fields(annealed) | {"temperature": annealed.temperature.min(1)}
+        fields = _stage_fields(annealed) | {"temperature": annealed.temperature}
         found["anneal_trace"] = _dataset(fields, ("step",), {})
     return found
 

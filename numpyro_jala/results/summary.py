@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from numpyro_jala.engine import em
@@ -12,6 +14,8 @@ from numpyro_jala.results.diagnostics import diagnostics, num_observations, warn
 from numpyro_jala.results.estimates import estimates, label_entries
 
 _MOST_ROWS = 20
+#: Of a site with more entries than that: so many with the lowest and the highest means.
+_MOST_EXTREME = 3
 
 
 def _param_lines(run: Run, prob: float) -> list[str]:
@@ -77,19 +81,40 @@ def _latent_lines(
     low, high = (1 - prob) / 2, (1 + prob) / 2
     heads = ["mean", "sd", f"{low:.1%}", f"{high:.1%}", "ess"]
     lines = [f"{'latent':>20} " + " ".join(f"{head:>10}" for head in heads)]
-    entries = [
-        (label, value[(slice(None), *index)])
-        for name, value in samples.items()
-        for label, index in label_entries(name, value[0])
-    ]
-    for label, values in entries[:_MOST_ROWS]:
+
+    def line(label: str, values: np.ndarray) -> str:
         mean = weight @ values
         sd = np.sqrt(weight @ (values - mean) ** 2)
         ends = [weighted_quantile(values, weight, p) for p in (low, high)]
         cells = " ".join(f"{cell:10.4f}" for cell in (mean, sd, *ends))
         islands = (part.reshape(num_islands, -1) for part in (values, weight))
-        lines.append(f"{label:>20} {cells} {effective_size(*islands):10.0f}")
-    return [*lines, *_rest(len(entries))]
+        return f"{label:>20} {cells} {effective_size(*islands):10.0f}"
+
+    shown = (
+        (label, value[(slice(None), *index)])
+        for name, value in samples.items()
+        for label, index in label_entries(name, value[0])
+    )
+    lines += [line(*entry) for entry in itertools.islice(shown, _MOST_ROWS)]
+    for name, value in samples.items():
+        if value[0].size > _MOST_ROWS:
+            lines += [line(*entry) for entry in _extremes(name, value, weight)]
+    return [*lines, *_rest(sum(value[0].size for value in samples.values()))]
+
+
+def _extremes(
+    name: str, value: np.ndarray, weight: np.ndarray
+) -> list[tuple[str, np.ndarray]]:
+    """Return the entries of a site with the lowest and the highest means."""
+    flat = value.reshape(len(value), -1)
+    order = np.argsort(weight @ flat, kind="stable")
+    places = [*order[:_MOST_EXTREME], *order[-_MOST_EXTREME:]]
+    found = []
+    for place in places:
+        index = np.unravel_index(place, value.shape[1:])
+        label = f"{name}[{','.join(map(str, index))}]"
+        found.append((label, flat[:, place]))
+    return found
 
 
 def summary(

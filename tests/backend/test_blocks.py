@@ -9,6 +9,7 @@ from jax import lax, random
 from numpyro_jala import JALAEM
 from numpyro_jala.backend import blocks
 from numpyro_jala.engine import planner, smc, transport
+from numpyro_jala.engine.partition import joint, partition
 from numpyro_jala.engine.smc import Target
 from numpyro_jala.engine.weights import normalise
 from numpyro_jala.inference import programs
@@ -23,16 +24,23 @@ def wide(params, temperature, x):
     return temperature * jnp.sum(jnp.exp(0.1 * residual)) + jnp.sum(x**2) * params[1]
 
 
+def wide_apart(params, temperature, x):
+    """Each coordinate by itself, a component each."""
+    residual = 2 * WIDE * (x + 0.3 * x**2) - params[0]
+    return temperature * jnp.sum(jnp.exp(0.1 * residual), 0) + x**2 * params[1]
+
+
+JOINT, APART = (joint(3), wide), (partition(np.array([1, 2, 0])), wide_apart)
+
+
 def width_of(potential):
-    at = jnp.ones(2), jnp.ones(()), jnp.ones(3)
+    at = jnp.ones(2), jnp.ones(1), jnp.ones(3)
     return blocks.widest(jax.make_jaxpr(potential)(*at).jaxpr)
 
 
 @pytest.fixture
 def cloud():
-    return Target(jnp.array([0.5, 1.5]), jnp.array([0.3, 1.0])), random.normal(
-        random.key(1), (2, 11, 3)
-    )
+    return jnp.array([0.5, 1.5]), random.normal(random.key(1), (2, 11, 3))
 
 
 def test_the_width_is_that_of_what_particles_do_not_share():
@@ -76,16 +84,32 @@ def test_what_fits_is_evaluated_at_once():
     assert blocks.num_particles(10**9, 8, 10**6) is None
 
 
+@pytest.mark.parametrize("problem", [JOINT, APART], ids=["one", "several"])
 @pytest.mark.parametrize("most", [1, 4, 6, 10, 11])
-def test_blocks_give_what_all_at_once_give(most, cloud):
-    target, position = cloud
-    whole, whole_fn = smc.evaluate_model(wide, target, position, True)
-    parts, parts_fn = smc.evaluate_model(wide, target, position, True, block=most)
+def test_blocks_give_what_all_at_once_give(most, cloud, problem):
+    (partition_, potential), (params, position) = problem, cloud
+    num_components = partition_.num_components
+    temperature = jnp.array([[0.3, 0.7, 0.1], [1.0, 0.2, 0.5]])[:, :num_components]
+    target = Target(params, temperature)
+
+    def evaluate(block):
+        return smc.evaluate_model(
+            potential, partition_, target, position, True, block=block
+        )
+
+    whole, whole_fn = evaluate(None)
+    parts, parts_fn = evaluate(most)
     for one, other in zip(whole, parts, strict=True):
         assert one.shape == other.shape
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-4)
-    weight = random.uniform(random.key(2), (2, 11))
+    weight = random.uniform(random.key(2), (2, num_components, 11))
     np.testing.assert_allclose(whole_fn(weight), parts_fn(weight), rtol=1e-4)
+    scores = [
+        smc.evaluate_scores(potential, target, position, block) for block in (None, most)
+    ]
+    np.testing.assert_allclose(*scores, rtol=2e-5, atol=1e-4)
+    if problem is JOINT:
+        np.testing.assert_allclose(scores[0], whole.scores, rtol=2e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("most", [1, 4, 6, 10, 11])
@@ -96,11 +120,11 @@ def test_what_fills_a_block_up_adds_nothing(most):
 
 
 def test_blocks_take_less_memory():
-    target = Target(jnp.array([0.5, 1.5]), jnp.ones(2))
+    target = Target(jnp.array([0.5, 1.5]), jnp.ones((2, 1)))
 
     def memory(block):
         evaluate = jax.jit(
-            lambda x: smc.evaluate_model(wide, target, x, True, block=block)[0]
+            lambda x: smc.evaluate_model(wide, JOINT[0], target, x, True, block=block)[0]
         )
         shape = jax.ShapeDtypeStruct((2, 5_000, 3), jnp.float32)
         return evaluate.lower(shape).compile().memory_analysis().temp_size_in_bytes

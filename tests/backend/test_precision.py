@@ -13,13 +13,13 @@ from numpyro_jala.backend.precision import HIGHEST, THREE_PASSES, choose, exactl
 from numpyro_jala.engine import sampler, smc
 from numpyro_jala.engine.smc import Target
 from numpyro_jala.engine.state import EM_STEP
-from numpyro_jala.inference import programs
+from numpyro_jala.inference import estimation, programs
 
 MANY = jnp.zeros(1_024)
 
 
 def chosen(potential, position=MANY, platform="gpu"):
-    jaxpr = jax.make_jaxpr(potential)(jnp.zeros(0), jnp.ones(()), position).jaxpr
+    jaxpr = jax.make_jaxpr(potential)(jnp.zeros(0), jnp.ones(1), position).jaxpr
     return choose(platform, jaxpr, position.size)
 
 
@@ -111,16 +111,17 @@ def test_what_is_found_at_rest_is_exact_whatever_the_default():
     fixed, arrays, _ = jala._inspect(random.key(0), DATA, {})
     data, params = programs.Data(arrays, None), state.target.params
 
-    def estimate(s):
-        return programs.estimate(fixed, s.rng_key, data, params, [s.cloud])
+    def bridge(s):
+        fitted = estimation.fit_loo(fixed, [s.cloud])
+        return estimation.bridge_to(fixed, s.rng_key, data, params, [s.cloud], *fitted)
 
     def louis(s):
-        return programs.louis(fixed, data, params, s.cloud, jnp.asarray(True))
+        return estimation.louis(fixed, data, params, s.cloud, jnp.asarray(True))
 
     def start(s):
         return programs.initial_state(fixed, s.rng_key, data, params).cloud
 
-    for stage in (estimate, louis, start):
+    for stage in (bridge, louis, start):
         with_data, without = precisions_in(stage, state)
         exact = {"(Precision.HIGHEST, Precision.HIGHEST)"}
         assert with_data == exact and without <= exact
@@ -138,7 +139,7 @@ def test_algorithms_without_evidence_keep_the_default():
         baseline = PGD(regression, step_size=0.1, num_particles=4)
     problem, _ = baseline._problem(DATA, {})
     with_data, _ = precisions_in(
-        lambda x: problem.potential_fn(jnp.ones(1), jnp.ones(()), x), jnp.ones(3)
+        lambda x: problem.potential_fn(jnp.ones(1), jnp.ones(1), x), jnp.ones(3)
     )
     assert with_data == {"(Precision.HIGH, Precision.HIGH)"}
 
@@ -152,10 +153,11 @@ def test_only_gradients_may_be_rough():
     """On a GPU: the products of the potential in three passes, those of its gradient not."""
     jala = JALAEM(regression, num_particles=32, matmul_precision=THREE_PASSES)
     problem, _ = jala._problem(DATA, {})
-    target = Target(jnp.ones(1), jnp.ones(2))
+    target = Target(jnp.ones(1), jnp.ones((2, 1)))
 
     def evaluate(position, rough):
-        return smc.evaluate_model(problem.potential_fn, target, position, True, rough)[0]
+        arguments = problem.potential_fn, problem.partition, target, position
+        return smc.evaluate_model(*arguments, True, rough)[0]
 
     def found(rough):
         jaxpr = jax.make_jaxpr(lambda x: evaluate(x, rough))(jnp.zeros((2, 4, 3)))

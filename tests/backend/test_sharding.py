@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from numpyro_jala import JALAEM
 from numpyro_jala.backend import blocks, sharding
 from numpyro_jala.engine.state import EM_STEP
-from numpyro_jala.inference import programs
+from numpyro_jala.inference import estimation, programs
 from tests.tools import SCHOOLS, normal_means
 from tests.worker import OPTIONS
 
@@ -58,18 +58,18 @@ def in_blocks():
         yield
 
 
-@pytest.fixture(scope="module")
-def spread():
+@pytest.fixture(scope="module", params=["joint", "auto"])
+def spread(request):
     """A fit whose four islands lie on four devices."""
-    jala = JALAEM(normal_means, **SIZES, mesh=mesh_of(4))
+    jala = JALAEM(normal_means, **SIZES, mesh=mesh_of(4), components=request.param)
     jala.run(random.key(3), 10, SCHOOLS, progress_bar=False)
     return jala
 
 
 @pytest.fixture(scope="module")
-def alone():
+def alone(spread):
     """The same on one device, not run yet."""
-    return JALAEM(normal_means, **SIZES)
+    return JALAEM(normal_means, **SIZES, components=spread._components)
 
 
 def test_many_devices_give_the_numbers_of_one(spread, alone):
@@ -91,9 +91,19 @@ def test_no_particle_leaves_its_device(spread):
         run.fixed, run.placed, state, stage, count, goal, wait
     )
     clouds = [state.cloud] * 2
-    estimate = programs.estimate.lower(run.fixed, state.rng_key, run.placed, goal, clouds)
-    for lowered in (run_steps, estimate):
-        assert not any(n % MANY == 0 for shape in moved(lowered.compile()) for n in shape)
+    key, fitted = state.rng_key, estimation.fit_loo(run.fixed, clouds)
+    lowered = [run_steps, estimation.fit_loo.lower(run.fixed, clouds)]
+    if run.fixed.layout.partition.is_joint:
+        drawn = run.fixed, key, run.placed, goal, clouds, *fitted
+        lowered.append(estimation.bridge_to.lower(*drawn))
+    else:
+        points = estimation.sobol_blocks(run.fixed, 4 * MANY // 2)
+        draws = estimation.Draws(key, points, *fitted)
+        given = run.fixed, run.placed, goal, draws
+        lowered.append(estimation.sample.lower(*given, clouds))
+        lowered.append(estimation.score.lower(*given))
+    for each in lowered:
+        assert not any(n % MANY == 0 for shape in moved(each.compile()) for n in shape)
 
 
 def test_particles_that_left_would_be_seen(spread):
@@ -111,9 +121,14 @@ def test_a_checkpoint_goes_on_with_another_number_of_devices(spread, alone, tmp_
     assert spread.log_evidence == pytest.approx(alone.log_evidence, abs=1e-4)
 
 
-def test_the_pure_interface_spreads_as_well(spread):
-    state = spread.init(random.key(0), SCHOOLS)
-    new, info = jax.jit(spread.update)(state, SCHOOLS)
+@pytest.mark.parametrize("traced", [True, False])
+def test_the_pure_interface_spreads_as_well(spread, traced):
+    if traced:  # where the values of the data are not known the latents are one component
+        state = jax.jit(spread.init)(random.key(0), SCHOOLS)
+        new, info = jax.jit(spread.update)(state, SCHOOLS)
+    else:
+        state = spread.init(random.key(0), SCHOOLS)
+        new, info = spread.update(state, SCHOOLS)
     assert len(new.cloud.position.sharding.device_set) == 4
     assert info.ess.sharding.is_fully_replicated and bool(jnp.isfinite(info.ess).all())
 

@@ -4,51 +4,24 @@ import pytest
 from jax import random
 
 from numpyro_jala.engine import adaptation, tempering, transport
+from numpyro_jala.engine.factor import Factor
+from numpyro_jala.engine.partition import joint
 from numpyro_jala.engine.smc import Cloud
 from numpyro_jala.engine.weights import conditional_fraction, normalise
 
-WEIGHT = normalise(random.normal(random.key(0), (4, 50)))
-POSITION = random.normal(random.key(1), (4, 50, 3)) @ jnp.array(
-    [[1.0, 0.5, 0.0], [0.0, 2.0, 1.0], [0.0, 0.0, 0.3]]
-) + jnp.array([100.0, 0.0, -3.0])
 
-
-def by_hand(island):
-    keep = [j for j in range(4) if j != island]
-    rows = np.asarray(POSITION, float)[keep].reshape(-1, 3)
-    share = np.asarray(WEIGHT, float)[keep].reshape(-1) / 3
-    return np.cov(rows.T, aweights=share, ddof=0)
-
-
-def test_an_island_learns_its_covariance_from_the_others():
-    found = adaptation.loo_covariance(WEIGHT, POSITION, POSITION)
-    variance = adaptation.loo_variance(WEIGHT, POSITION)
-    turned = POSITION[..., ::-1]
-    products = adaptation.loo_products(WEIGHT, POSITION, turned)
-    for island in range(4):
-        np.testing.assert_allclose(found[island], by_hand(island), rtol=1e-3, atol=1e-3)
-        np.testing.assert_allclose(variance[island], np.diag(by_hand(island)), rtol=1e-3)
-        corner = np.diag(by_hand(island)[:, ::-1])
-        np.testing.assert_allclose(products[island], corner, rtol=2e-3, atol=1e-3)
-
-
-def test_what_an_island_learns_does_not_depend_on_its_own_particles():
-    slope = random.normal(random.key(2), (4, 50))
-    hold, rest = jnp.asarray(False), jnp.zeros((4, 50))
-    now = jnp.full(4, 0.1)
-    first = tempering.next_temperature(now, WEIGHT, 1e3 * slope, rest, hold)
+def test_an_island_heats_as_the_others_say():
+    weight = normalise(random.normal(random.key(0), (4, 2, 50)))
+    slope = random.normal(random.key(2), (4, 2, 50))
+    hold, rest = jnp.asarray(False), jnp.zeros((4, 2, 50))
+    now = jnp.full((4, 2), 0.1)
+    first = tempering.next_temperature(now, weight, 1e3 * slope, rest, hold)
     other = tempering.next_temperature(
-        now, WEIGHT, 1e3 * slope.at[1].multiply(9), rest, hold
+        now, weight, 1e3 * slope.at[1, 0].multiply(9), rest, hold
     )
-    assert first[1] == other[1] and first[0] != other[0]
-
-
-def test_a_dead_island_is_not_asked():
-    weight = WEIGHT.at[3].set(0.0)
-    found = adaptation.loo_covariance(weight, POSITION, POSITION)[0]
-    rows = np.asarray(POSITION, float)[1:3].reshape(-1, 3)
-    share = np.asarray(WEIGHT, float)[1:3].reshape(-1) / 2
-    np.testing.assert_allclose(found, np.cov(rows.T, aweights=share, ddof=0), rtol=2e-3)
+    assert first[1, 0] == other[1, 0] and first[0, 0] != other[0, 0]
+    # Nor does a component depend on another.
+    np.testing.assert_array_equal(first[:, 1], other[:, 1])
 
 
 def test_the_step_size_shrinks_where_weights_vary_and_grows_where_not():
@@ -72,7 +45,7 @@ def test_the_variance_of_normal_increments_is_found_from_weights_and_from_tests(
 
 def test_a_gaussian_bears_its_step_size():
     dim, num = 20, 4_000
-    h = adaptation.gaussian_step_size(dim)
+    h = adaptation.gaussian_step_size(np.array([dim, 1]))[0]
     before = random.normal(random.key(0), (num, dim))
     noise = random.normal(random.key(1), (num, dim))
     after = (1 - h) * before + jnp.sqrt(2 * h) * noise
@@ -83,21 +56,24 @@ def test_a_gaussian_bears_its_step_size():
 
 @pytest.mark.parametrize("scale", [1.0, 1.15, 1.35, 1.5, 1e6, 1e-3])
 def test_an_increment_of_the_temperature_costs_what_it_may(scale):
-    slope = scale * random.normal(random.key(0), (1, 5_000)) ** 2
-    weight = jnp.full((1, 5_000), 1 / 5_000)
+    # Two components, each with an increment of its own.
+    scales = scale * jnp.array([1.0, 7.0])[:, None]
+    slope = scales * random.normal(random.key(0), (1, 2, 5_000)) ** 2
+    weight = jnp.full((1, 2, 5_000), 1 / 5_000)
     found = jnp.exp(tempering.longest_increment(weight, slope, 0 * slope))
-    left = conditional_fraction(weight, -found[:, None] * slope)
-    cost = float(1 - left[0])
-    assert cost <= tempering.DROP + 1e-6
-    assert cost > tempering.DROP / 4 or found[0] == 1.0
+    left = conditional_fraction(weight, -found[..., None] * slope)
+    for component in range(2):
+        cost = float(1 - left[0, component])
+        assert cost <= tempering.DROP + 1e-6
+        assert cost > tempering.DROP / 4 or found[0, component] == 1.0
 
 
 def test_an_island_goes_as_far_as_the_others_on_average_could():
-    weight = jnp.full((3, 400), 1 / 400)
-    scale = jnp.array([[10.0], [20.0], [50.0]])
-    slope, rest = scale * random.normal(random.key(0), (3, 400)), jnp.zeros((3, 400))
+    weight = jnp.full((3, 2, 400), 1 / 400)
+    scale = jnp.array([[10.0, 30.0], [20.0, 200.0], [50.0, 40.0]])[..., None]
+    slope, rest = scale * random.normal(random.key(0), (3, 2, 400)), jnp.zeros((3, 2, 400))
     wish = tempering.longest_increment(weight, slope, rest)
-    now = jnp.array([0.1, 0.2, 0.3])
+    now = jnp.array([[0.1, 0.3], [0.2, 0.2], [0.3, 0.1]])
     found = tempering.next_temperature(now, weight, slope, rest, jnp.asarray(False))
     far = [np.exp((wish[1] + wish[2]) / 2), np.exp((wish[0] + wish[2]) / 2)]
     np.testing.assert_allclose(found[:2] - now[:2], far, rtol=1e-4)
@@ -105,17 +81,27 @@ def test_an_island_goes_as_far_as_the_others_on_average_could():
     np.testing.assert_array_equal(held, now)
 
 
+def test_temperatures_rise_until_all_have_arrived():
+    weight, slope = jnp.full((2, 3, 50), 1 / 50), jnp.zeros((2, 3, 50))
+    # A component that is at zero does not wait, and none goes beyond one.
+    now = jnp.array([[1.0, 0.4, 0.0], [1.0, 0.4, 0.0]])
+    held = tempering.next_temperature(now, weight, slope, slope, jnp.asarray(True))
+    np.testing.assert_allclose(held, [[1.0, 0.4, 1.0]] * 2)
+    free = tempering.next_temperature(now, weight, slope, slope, jnp.asarray(False))
+    np.testing.assert_allclose(free, 1.0)
+
+
 def test_weights_fall_where_the_slope_is_large():
-    slope = random.normal(random.key(0), (1, 5_000)) ** 4
-    weight = jnp.full((1, 5_000), 1 / 5_000)
+    slope = random.normal(random.key(0), (1, 1, 5_000)) ** 4
+    weight = jnp.full((1, 1, 5_000), 1 / 5_000)
     bounded = tempering.longest_increment(weight, slope, 0 * slope)
     explosive = tempering.longest_increment(weight, -slope, 0 * slope)
     assert bounded > explosive
 
 
 def test_parameters_may_pay_for_the_temperature():
-    slope = 1e3 * random.normal(random.key(0), (1, 2_000))
-    weight = jnp.full((1, 2_000), 1 / 2_000)
+    slope = 1e3 * random.normal(random.key(0), (1, 1, 2_000))
+    weight = jnp.full((1, 1, 2_000), 1 / 2_000)
     alone = tempering.longest_increment(weight, slope, 0 * slope)
     helped = tempering.longest_increment(weight, slope, -0.01 * slope)
     assert helped > alone
@@ -128,9 +114,14 @@ def gaussian_cloud(factor):
     position = mean + random.normal(random.key(5), (4, 200, 3)) @ factor.T
     gradient = (position - mean) @ precision
     rate = -(position - mean) @ precision @ drift + 0.7
-    zero = jnp.zeros((4, 200))
-    cloud = Cloud(position, position, zero, zero, gradient, zero, zero, jnp.zeros(4))
-    return cloud, rate[..., None], drift
+    zero = jnp.zeros((4, 1, 200))
+    columns = zero, zero, gradient, zero, zero[..., None]
+    cloud = Cloud(position, position, *columns, jnp.zeros((4, 1)))
+    return cloud, rate[:, None, :, None], drift
+
+
+ALL = joint(3)
+DIAGONAL = Factor((jnp.ones((4, 1, 3)),))
 
 
 def test_following_a_gaussian_is_free_and_keeps_the_mean_of_the_rate():
@@ -140,9 +131,9 @@ def test_following_a_gaussian_is_free_and_keeps_the_mean_of_the_rate():
     # Each island has a factor of its own, from what the rest look like.
     factors = factor * jnp.array([1.0, 0.7, 1.6, 1.2])[:, None, None]
     factors = factors.at[2, 1, 0].add(0.4)
-    last = jnp.zeros((4, 3, 1))
-    found = transport.learn(weight, cloud, rate, factors, last, 0.0)
-    np.testing.assert_allclose(found.shift[..., 0], jnp.tile(-drift, (4, 1)), rtol=1e-2)
+    last, blocks = jnp.zeros((4, 1, 3)), Factor((factors[:, None],))
+    found = transport.learn(weight, cloud, rate, blocks, ALL, last, 0.0)
+    np.testing.assert_allclose(found.shift[:, 0], jnp.tile(-drift, (4, 1)), rtol=1e-2)
     assert float(jnp.var(found.rate)) < 1e-4 * float(jnp.var(rate))
     np.testing.assert_allclose(found.rate.mean(), 0.7, atol=1e-3)
 
@@ -151,23 +142,25 @@ def test_without_a_regression_the_mean_moves_by_the_covariance():
     factor = jnp.diag(jnp.array([1.0, 0.5, 2.0]))
     cloud, rate, drift = gaussian_cloud(factor)
     weight = normalise(cloud.log_weight)
-    found = transport.learn(
-        weight, cloud, rate, jnp.ones((4, 3)), jnp.zeros((4, 3, 1)), 0.0
-    )
-    np.testing.assert_allclose(found.learned[..., 0], jnp.tile(-drift, (4, 1)), atol=0.9)
+
+    def learn(last, memory):
+        return transport.learn(weight, cloud, rate, DIAGONAL, ALL, last, memory)
+
+    found = learn(jnp.zeros((4, 1, 3)), 0.0)
+    np.testing.assert_allclose(found.learned[:, 0], jnp.tile(-drift, (4, 1)), atol=0.9)
     assert float(jnp.var(found.rate)) < 0.2 * float(jnp.var(rate))
-    kept = transport.learn(weight, cloud, rate, jnp.ones((4, 3)), found.learned, 0.75)
+    kept = learn(found.learned, 0.75)
     np.testing.assert_allclose(kept.learned, found.learned, rtol=1e-4)
-    half = transport.learn(weight, cloud, rate, jnp.ones((4, 3)), 0 * found.learned, 0.75)
+    half = learn(0 * found.learned, 0.75)
     np.testing.assert_allclose(half.learned, 0.25 * found.learned, rtol=1e-4)
 
 
 def test_a_shift_that_costs_more_than_it_saves_is_not_taken():
     cloud, _, _ = gaussian_cloud(jnp.eye(3))
-    noise = random.normal(random.key(9), (4, 200, 1))
+    noise = random.normal(random.key(9), (4, 1, 200, 1))
     weight = normalise(cloud.log_weight)
-    wrong = jnp.full((4, 3, 1), 5.0)
-    found = transport.learn(weight, cloud, noise, jnp.ones((4, 3)), wrong, 1.0)
+    wrong = jnp.full((4, 1, 3), 5.0)
+    found = transport.learn(weight, cloud, noise, DIAGONAL, ALL, wrong, 1.0)
     assert (found.shift == 0).all()
     np.testing.assert_array_equal(found.rate, noise)
 

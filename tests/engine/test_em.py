@@ -99,8 +99,8 @@ def test_the_hessian_moves_particles_along():
 
 def test_a_step_is_shortened_to_the_variance_it_may_cause():
     step = jnp.array([1.0, -2.0])
-    np.testing.assert_allclose(em.shorten(step, 0.4), 0.5 * step, rtol=1e-5)
-    np.testing.assert_array_equal(em.shorten(step, 0.05), step)
+    np.testing.assert_allclose(em.shorten(step, 0.4, 0.1), 0.5 * step, rtol=1e-5)
+    np.testing.assert_array_equal(em.shorten(step, 0.05, 0.1), step)
 
 
 def test_optax_and_numpyro_optimisers_descend_alike():
@@ -124,9 +124,14 @@ def test_a_change_is_near_when_none_of_its_steps_costs_too_much():
     change = jnp.array([0.6, -0.4])
     cost = float(change @ missing @ change)
     steps = int(np.ceil(np.sqrt(cost / (4 * em.TRUST))))
-    assert em.is_near(newton, change, steps)
-    assert not em.is_near(newton, change, steps - 1)
+    assert em.is_near(newton, change, steps, 1)
+    assert not em.is_near(newton, change, steps - 1, 1)
+    # Several components share what a change costs in all.
+    many = newton._replace(missing=5 * missing)
+    assert em.is_near(many, change, steps, 5)
+    assert not em.is_near(many, change, steps, 1)
+    assert not em.is_near(many, change, steps - 1, 5)
     # Though the cloud can follow, the likelihood may not be quadratic so far.
     sharp = newton._replace(complete=jnp.diag(jnp.array([0.0, 24.0])))
-    assert em.is_near(sharp, change, steps)
-    assert not em.is_near(sharp, 1.1 * change, steps + 1)
+    assert em.is_near(sharp, change, steps, 1)
+    assert not em.is_near(sharp, 1.1 * change, steps + 1, 1)

@@ -1,105 +1,156 @@
 """The engine on targets with exact answers, neither symmetric nor centred."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 from jax import lax, random
 
 from numpyro_jala.engine import langevin, smc
 from numpyro_jala.engine.adaptation import momentum_memory
+from numpyro_jala.engine.factor import IDENTITY, Factor
 from numpyro_jala.engine.langevin import Kernel
-from numpyro_jala.engine.resampling import systematic
+from numpyro_jala.engine.partition import joint, partition
+from numpyro_jala.engine.resampling import SCHEMES, systematic
 from numpyro_jala.engine.smc import Target
 from tests.tools import assert_mean
 
 NUM_STEPS, NUM_PARTICLES = 4, 16
-SLANT = jnp.array([0.8, -0.3])
+PARAMS = jnp.array([0.3, -0.2])
+JOINT = joint(2)
+#: Components of one, two and three coordinates, the latter two in one block.
+SEVERAL = partition(np.array([2, 1, 2, 0, 1, 2]))
+SLANT = {2: np.array([0.8, -0.3]), 6: np.array([0.8, -0.3, 0.2, 0.5, -0.4, 0.1])}
 FACTORS = {
-    "dense": jnp.array([[0.8, 0.0], [0.4, 0.6]]),
-    "diagonal": jnp.array([0.9, 0.5]),
-    "none": jnp.array(0.7),
+    "dense": Factor((jnp.array([[[0.8, 0.0], [0.4, 0.6]]]),)),
+    "diagonal": Factor((jnp.array([[0.9, 0.5]]),)),
+    "none": IDENTITY,
+}
+_TRIANGLE = jnp.array([[0.8, 0.0, 0.0], [0.4, 0.6, 0.0], [-0.2, 0.3, 0.7]])
+BLOCKS = {
+    "dense": Factor((jnp.full((1, 1, 1), 0.8), jnp.stack([_TRIANGLE, 1.1 * _TRIANGLE]))),
+    "diagonal": Factor((jnp.full((1, 1), 0.8), jnp.array([[0.9, 0.5, 1e-10], [0.7] * 3]))),
+    "none": IDENTITY,
 }
 
 
-def potential(params, temperature, x):
+def potential_of(parts):
     """From a wide normal to the density of logs of gamma variables: skewed."""
-    wide = 0.5 * jnp.sum(x**2) / 4 + jnp.log(2 * jnp.pi * 4)
-    shape = jnp.exp(params) + 2
-    skewed = jnp.sum(jnp.exp(x) - shape * x) + jnp.sum(SLANT * x)
-    return (1 - temperature) * wide + temperature * skewed
+    owner, slant = parts.owner, SLANT[parts.dim]
+    is_own = owner[:, None] == np.arange(parts.num_components)
+
+    def potential(params, temperature, x):
+        wide = 0.5 * x**2 / 4 + 0.5 * jnp.log(2 * jnp.pi * 4)
+        shape = jnp.exp(params)[np.arange(parts.dim) % 2] + 2
+        skewed = jnp.exp(x) - shape * x + slant * x
+        heat = temperature[owner]
+        terms = (1 - heat) * wide + heat * skewed
+        return jnp.sum(jnp.where(is_own, terms[:, None], 0.0), 0)
+
+    return potential
 
 
-def exact_evidence(params):
-    return np.prod(
-        [
-            np.exp(jax.lax.lgamma(float(np.exp(p)) + 2 - float(s)))
-            for p, s in zip(np.asarray(params), np.asarray(SLANT), strict=True)
-        ]
-    )
+def gamma_shapes(params, parts):
+    """Return the shapes of the gamma variables at the end of the path."""
+    pair = np.exp(np.asarray(params, float))
+    return pair[np.arange(parts.dim) % 2] + 2 - SLANT[parts.dim]
 
 
-def run_steps(rng_key, factor, step_size, shift, threshold, pause, memory):
+def exact_evidence(params, parts):
+    logs = scipy.special.gammaln(gamma_shapes(params, parts))
+    return np.exp(np.bincount(parts.owner, logs))
+
+
+def one(tree):
+    """Return what is given for one island."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], tree)
+
+
+def run_steps(parts, rng_key, factor, step_size, shift, threshold, pause, memory):
     start_key, momentum_key, *keys = random.split(rng_key, 2 + NUM_STEPS)
-    position = 2 * random.normal(start_key, (1, NUM_PARTICLES, 2))
-    params = jnp.array([0.3, -0.2])
-    found, _ = smc.evaluate_model(potential, Target(params, jnp.zeros(1)), position, True)
+    position = 2 * random.normal(start_key, (1, NUM_PARTICLES, parts.dim))
+    potential_fn, params = potential_of(parts), PARAMS
+    num_components = parts.num_components
+    # Components go their ways at their own pace.
+    pace, size = jnp.linspace(1.0, 1.4, num_components), 0.8 ** jnp.arange(num_components)
+
+    def evaluate_at(target, x):
+        return smc.evaluate_model(potential_fn, parts, target, x, True)
+
+    cold = Target(params, jnp.zeros((1, num_components)))
+    found, _ = evaluate_at(cold, position)
     momentum = random.normal(momentum_key, position.shape)
-    cloud = smc.initial_cloud(position, momentum, found, jnp.zeros(()))
-    one = lambda value: jnp.asarray(value)[None]  # noqa: E731
+    cloud = smc.initial_cloud(parts, position, momentum, found, jnp.zeros(()))
+    shift = jnp.resize(shift, parts.dim)
     for i, key in enumerate(keys):
         params = params + jnp.array([0.05, -0.1])
-        target = Target(params, jnp.full((1,), (i + 1) / NUM_STEPS))
-        evaluate = lambda x, t=target: smc.evaluate_model(potential, t, x, True)  # noqa: E731
-        kernel = Kernel(one(step_size), one(factor), one(shift), one(memory))
+        target = Target(params, one(((i + 1) / NUM_STEPS) ** pace))
+        evaluate = partial(evaluate_at, target)
+        keeps = memory * size
+        kernel = Kernel(*one((step_size * size, factor, shift, keeps)))
         move_key, pause_key, resample_key = random.split(key, 3)
-        cloud, _, _ = smc.step(move_key, cloud, kernel, evaluate, False)
+        cloud, _, _ = smc.step(move_key, parts, cloud, kernel, evaluate, False)
         if pause:
-            kernel = Kernel(one(pause), one(factor), 0 * one(shift), one(memory))
-            cloud, _, _ = smc.step(pause_key, cloud, kernel, evaluate, True)
+            kernel = Kernel(*one((pause * size, factor, 0 * shift, keeps)))
+            cloud, _, _ = smc.step(pause_key, parts, cloud, kernel, evaluate, True)
         due = smc.is_due(cloud, threshold)
-        cloud = smc.resample(resample_key, cloud, systematic, due)
-    weight = jnp.exp(cloud.log_evidence + cloud.log_weight[0])
-    x, m = cloud.position[0, :, 0], cloud.momentum[0, :, 0]
+        cloud = smc.resample(resample_key, parts, cloud, systematic, due)
+    weight = jnp.exp(cloud.log_evidence[0, :, None] + cloud.log_weight[0])
+    first = np.array([np.flatnonzero(parts.owner == c)[0] for c in range(num_components)])
+    x, m = (rows[0][:, first].T for rows in (cloud.position, cloud.momentum))
     moments = jnp.mean(weight * jnp.stack([jnp.ones_like(x), x, m, m**2, x * m]), -1)
-    return moments, params
+    return moments, params, first  # (moments, components)
 
 
 @pytest.mark.parametrize(
-    ("kind", "step_size", "shift", "threshold", "pause", "memory"),
+    ("parts", "kind", "step_size", "shift", "threshold", "pause", "memory"),
     [
-        ("none", 0.05, (0.0, 0.0), 0.0, 0.0, 0.0),
-        ("dense", 0.3, (0.0, 0.0), 0.6, 0.0, 0.7),
-        ("diagonal", 0.1, (0.05, -0.1), 1.0, 0.8, 0.0),
-        ("dense", 0.0, (0.05, 0.05), 0.7, 1.5, 0.5),
-        ("diagonal", 0.0, (0.0, 0.0), 0.7, 2.5, 1.0),
+        (JOINT, "none", 0.05, (0.0, 0.0), 0.0, 0.0, 0.0),
+        (JOINT, "dense", 0.3, (0.0, 0.0), 0.6, 0.0, 0.7),
+        (JOINT, "diagonal", 0.1, (0.05, -0.1), 1.0, 0.8, 0.0),
+        (JOINT, "dense", 0.0, (0.05, 0.05), 0.7, 1.5, 0.5),
+        (JOINT, "diagonal", 0.0, (0.0, 0.0), 0.7, 2.5, 1.0),
+        (SEVERAL, "none", 0.05, (0.0, 0.0), 0.0, 0.0, 0.0),
+        (SEVERAL, "dense", 0.3, (0.05, -0.1), 0.6, 0.0, 0.7),
+        (SEVERAL, "diagonal", 0.1, (0.0, 0.0), 1.0, 0.8, 0.0),
+        (SEVERAL, "dense", 0.0, (0.05, 0.05), 0.7, 1.5, 0.5),
     ],
 )
 def test_evidence_and_moments_are_unbiased(
-    kind, step_size, shift, threshold, pause, memory
+    parts, kind, step_size, shift, threshold, pause, memory
 ):
-    arguments = (FACTORS[kind], step_size, jnp.array(shift), threshold, pause, memory)
-    run = jax.jit(jax.vmap(lambda key: run_steps(key, *arguments)))
-    moments, params = run(random.split(random.key(4), 40_000))
-    mean, x, m, m_squared, product = moments.T / exact_evidence(params[0])
-    assert_mean(mean, 1.0, resolution=0.025)
-    expected = jax.scipy.special.digamma(jnp.exp(params[0, 0]) + 2 - SLANT[0])
-    assert_mean(x, float(expected), resolution=0.035)
-    # The momentum is standard normal, whatever the position.
-    assert_mean(m, 0.0, resolution=0.05)
-    assert_mean(m_squared, 1.0, resolution=0.05)
-    assert_mean(product, 0.0, resolution=0.05)
+    factor = (FACTORS if parts.is_joint else BLOCKS)[kind]
+    arguments = (factor, step_size, jnp.array(shift), threshold, pause, memory)
+    run = jax.jit(jax.vmap(lambda key: run_steps(parts, key, *arguments)))
+    # Of three coordinates the weights vary more than of two.
+    num_runs, coarser = (40_000, 1) if parts.is_joint else (16_000, 2)
+    moments, params, first = run(random.split(random.key(4), num_runs))
+    exact = exact_evidence(params[0], parts)
+    for component in range(parts.num_components):
+        scaled = moments[..., component].T / exact[component]
+        mean, x, m, m_squared, product = scaled
+        assert_mean(mean, 1.0, resolution=0.025 * coarser)
+        shape = gamma_shapes(params[0], parts)[first[0, component]]
+        expected = float(scipy.special.digamma(shape))
+        assert_mean(x, expected, resolution=0.035 * coarser)
+        # The momentum is standard normal, whatever the position.
+        assert_mean(m, 0.0, resolution=0.05 * coarser)
+        assert_mean(m_squared, 1.0, resolution=0.05 * coarser)
+        assert_mean(product, 0.0, resolution=0.05 * coarser)
 
 
 @pytest.mark.parametrize("kind", FACTORS)
 def test_the_move_has_the_drift_and_the_noise_of_langevin(kind):
-    kernel = Kernel(0.2, FACTORS[kind], jnp.array([1.0, 2.0]), 0.0)
+    kernel = Kernel(jnp.array([0.2]), FACTORS[kind], jnp.array([1.0, 2.0]), jnp.zeros(1))
     gradient = jnp.tile(jnp.array([0.5, -1.5]), (200_000, 1))
     start = jnp.zeros_like(gradient)
-    moved = langevin.move(random.key(0), kernel, start, gradient, start[:, :0])
-    root = FACTORS[kind] if kind == "dense" else FACTORS[kind] * jnp.eye(2)
+    moved = langevin.move(JOINT, random.key(0), kernel, start, gradient, start[:, :0])
+    root = FACTORS[kind].blocks[0][0] if kind != "none" else jnp.eye(2)
+    root = jnp.diag(root) if kind == "diagonal" else root
     metric = root @ root.T
     expected = jnp.array([1.0, 2.0]) - 0.2 * metric @ gradient[0]
     for axis in range(2):
@@ -107,29 +158,126 @@ def test_the_move_has_the_drift_and_the_noise_of_langevin(kind):
     np.testing.assert_allclose(np.cov(moved.position.T), 0.4 * metric, atol=0.005)
 
 
+@pytest.mark.parametrize("kind", ["dense", "diagonal"])
+def test_each_component_moves_with_its_own_step_size(kind):
+    sizes = jnp.array([0.1, 0.2, 0.4])
+    kernel = Kernel(sizes, BLOCKS[kind], jnp.arange(6.0), jnp.zeros(3))
+    one_gradient = jnp.array([0.5, -1.5, 1.0, 0.7, -0.4, 0.2])
+    gradient = jnp.tile(one_gradient, (100_000, 1))
+    start = jnp.zeros_like(gradient)
+    moved = langevin.move(SEVERAL, random.key(0), kernel, start, gradient, start[:, :0])
+    covariance = np.cov(moved.position.T)
+    roots = [np.asarray(row) for block in BLOCKS[kind].blocks for row in block]
+    if kind == "diagonal":
+        roots = [np.diag(root) for root in roots]
+    for component, (root, h) in enumerate(zip(roots, sizes, strict=True)):
+        mine = np.flatnonzero(SEVERAL.owner == component)
+        root = root[: mine.size, : mine.size]
+        metric = root @ root.T
+        drift = mine - h * metric @ one_gradient[mine]
+        for axis, expected in zip(mine, drift, strict=True):
+            assert_mean(moved.position[:, axis], float(expected), resolution=0.02)
+        found = covariance[np.ix_(mine, mine)]
+        np.testing.assert_allclose(found, 2 * h * metric, atol=0.02)
+        others = covariance[mine][:, SEVERAL.owner != component]
+        np.testing.assert_allclose(others, 0.0, atol=0.02)
+
+
 def test_a_gradient_that_is_not_finite_is_harmless():
-    kernel = Kernel(0.1, jnp.array(1.0), jnp.zeros(2), 0.0)
+    kernel = Kernel(jnp.array([0.1]), IDENTITY, jnp.zeros(2), jnp.zeros(1))
     gradient = jnp.array([[jnp.nan, 1.0], [jnp.inf, 0.0]])
-    assert np.isfinite(langevin.pull(kernel, gradient)).all()
+    assert np.isfinite(langevin.pull(JOINT, kernel, gradient)).all()
 
 
-@pytest.mark.parametrize("columns", [2, 0])
-def test_a_test_refuses_moves_and_leaves_weights_and_derivatives_consistent(columns):
-    target = Target(jnp.array([0.3, -0.2]), jnp.ones(1))
-    evaluate = lambda x: smc.evaluate_model(potential, target, x, True)  # noqa: E731
-    position = random.normal(random.key(0), (1, 200, 2))
-    momentum = 0 * position[..., :columns]
-    cloud = smc.initial_cloud(position, momentum, evaluate(position)[0], jnp.zeros(()))
-    cloud = cloud._replace(log_weight=random.normal(random.key(1), (1, 200)))
-    kernel = Kernel(jnp.array([1.5]), jnp.ones(1), jnp.zeros((1, 2)), jnp.zeros(1))
-    new, _, info = smc.step(random.key(2), cloud, kernel, evaluate, True)
-    stayed = (new.position == cloud.position).all(-1)
-    assert 20 < stayed.sum() < 180 and info.died == 0
-    assert (info.increment[~stayed] > info.increment.min()).all()
+def resting(parts, num_particles, keeps_momentum, potential_fn=None):
+    """Return particles at a fixed target with unequal weights, and its evaluation."""
+    target = Target(PARAMS, jnp.ones((1, parts.num_components)))
+    potential_fn = potential_fn or potential_of(parts)
+
+    def evaluate(x):
+        found, score_fn = smc.evaluate_model(potential_fn, parts, target, x, True)
+        if not parts.is_joint:
+            scores = smc.evaluate_scores(potential_fn, target, x)
+            found = found._replace(scores=scores)
+        return found, score_fn
+
+    position = random.normal(random.key(0), (1, num_particles, parts.dim))
+    momentum = 0 * position[..., : parts.dim * keeps_momentum]
+    cloud = smc.initial_cloud(
+        parts, position, momentum, evaluate(position)[0], jnp.zeros(())
+    )
+    log_weight = random.normal(random.key(1), cloud.log_weight.shape)
+    return cloud._replace(log_weight=log_weight), evaluate
+
+
+def kernel_of(parts, step_size, shift=0.0):
+    """Return one island's kernel without a factor or memory."""
+    size = jnp.broadcast_to(jnp.asarray(step_size), (1, parts.num_components))
+    return Kernel(size, IDENTITY, jnp.full((1, parts.dim), shift), 0 * size)
+
+
+@pytest.mark.parametrize("keeps_momentum", [True, False])
+@pytest.mark.parametrize("parts", [JOINT, SEVERAL], ids=["one", "several"])
+def test_a_test_refuses_moves_and_leaves_weights_and_derivatives_consistent(
+    parts, keeps_momentum
+):
+    cloud, evaluate = resting(parts, 200, keeps_momentum)
+    kernel = kernel_of(parts, jnp.array([1.5, 0.9, 0.4])[: parts.num_components])
+    new, _, info = smc.step(random.key(2), parts, cloud, kernel, evaluate, True)
+    assert info.died == 0
     np.testing.assert_array_equal(new.log_weight, cloud.log_weight)
+    same = new.position == cloud.position
+    for component in range(parts.num_components):
+        mine = same[..., parts.owner == component]
+        stayed = mine.all(-1)
+        # All coordinates of a component move, or none.
+        assert (mine.any(-1) == stayed).all()
+        increment = info.increment[:, component]
+        assert 20 < stayed.sum() < 180
+        assert (increment[~stayed] > increment.min()).all()
     again = evaluate(new.position)[0]
     for name, true in again._asdict().items():
-        np.testing.assert_allclose(getattr(new, name), true, rtol=1e-5)
+        np.testing.assert_allclose(getattr(new, name), true, rtol=1e-5, atol=1e-5)
+    if parts is SEVERAL:  # each component is tested by itself
+        by_component = parts.total(same.astype(int)) == parts.sizes[:, None]
+        patterns = {tuple(map(bool, column)) for column in by_component[0].T}
+        assert len(patterns) == 2**3
+
+
+def test_each_component_is_tested_with_a_draw_of_its_own():
+    parts = partition(np.arange(2))
+    bowl = lambda params, temperature, x: 0.5 * x**2  # noqa: E731
+    cloud, evaluate = resting(parts, 2_000, False, bowl)
+    kernel = kernel_of(parts, 1.0)
+    new, _, info = smc.step(random.key(2), parts, cloud, kernel, evaluate, True)
+    passed, increment = (new.position != cloud.position)[0].T, info.increment[0]
+    # One draw for both would pass the better whenever the worse.
+    odd = passed[1] & ~passed[0] & (increment[0] > increment[1])
+    assert odd.any()
+
+
+@pytest.mark.parametrize("keeps_momentum", [True, False])
+def test_a_component_that_is_refused_stays_while_others_move(keeps_momentum):
+    cloud, evaluate = resting(SEVERAL, 50, keeps_momentum)
+    # A step far too long for the second component, and tiny ones for the others.
+    kernel = kernel_of(SEVERAL, jnp.array([1e-4, 1e4, 1e-4]))
+    new, _, _ = smc.step(random.key(2), SEVERAL, cloud, kernel, evaluate, True)
+    stays = new.position == cloud.position
+    assert stays[..., SEVERAL.owner == 1].all() and stays.mean() < 0.4
+    np.testing.assert_array_equal(new.potential[:, 1], cloud.potential[:, 1])
+    assert (new.potential[:, 0] != cloud.potential[:, 0]).mean() > 0.9
+    if keeps_momentum:  # what is refused turns round
+        kept = SEVERAL.owner == 1
+        moved = langevin.move(
+            SEVERAL,
+            random.split(random.split(random.key(2))[0], 1)[0],
+            jax.tree.map(lambda leaf: leaf[0], kernel),
+            cloud.position[0],
+            cloud.gradient[0],
+            cloud.momentum[0],
+        )
+        np.testing.assert_array_equal(new.momentum[0][:, kept], -moved.momentum[:, kept])
+        assert not np.allclose(new.momentum[0][:, ~kept], -moved.momentum[:, ~kept])
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 5), (2, 1_000)])
@@ -142,100 +290,230 @@ def test_noise_in_a_row_is_the_same_noise(shape):
 
 def test_an_island_without_living_particles_is_not_resampled():
     log_weight = jnp.array([[-jnp.inf, -jnp.inf], [0.0, -9.0], [0.0, 0.1]])
-    rows = jnp.zeros((3, 2))
-    columns = (rows, rows[..., None], rows, rows[..., None])
-    cloud = smc.Cloud(rows[..., None], rows[..., None], log_weight, *columns, rows[:, 0])
-    np.testing.assert_array_equal(smc.is_due(cloud, 0.9), [False, True, False])
+    # Two components, of which one has the islands in another order.
+    log_weight = jnp.stack([log_weight, log_weight[::-1]], 1)
+    rows = jnp.zeros((3, 2, 2))
+    columns = (log_weight, rows, rows, rows, rows[..., None], rows[..., 0])
+    cloud = smc.Cloud(rows, rows, *columns)
+    due = [[False, False], [True, True], [False, False]]
+    np.testing.assert_array_equal(smc.is_due(cloud, 0.9), due)
 
 
-def test_resampling_settles_the_mean_weight_and_keeps_the_evidence():
-    position = jnp.arange(8.0).reshape(2, 4, 1)
-    log_weight = jnp.log(jnp.array([[0.1, 0.2, 0.3, 5.4], [1.0, 1.0, 1.0, 1.1]]))
-    rows = position[..., 0]
-    settled = jnp.array([0.5, -1.0])
-    columns = (rows, position, rows, position)
-    cloud = smc.Cloud(position, position, log_weight, *columns, settled)
+@pytest.mark.parametrize("parts", [joint(3), partition(np.array([1, 0, 1]))])
+def test_resampling_settles_the_mean_weight_and_keeps_the_evidence(parts):
+    num_components = parts.num_components
+    weight = jnp.array([[0.1, 0.2, 0.3, 5.4], [1.0, 1.0, 1.0, 1.1]])
+    # The second component has the islands and the particles in the other order.
+    log_weight = jnp.log(jnp.stack([weight, weight[::-1, ::-1]], 1)[:, :num_components])
+    settled = jnp.array([[0.5, 0.2], [-1.0, 3.0]])[:, :num_components]
+    rows = jnp.broadcast_to(jnp.arange(8.0).reshape(2, 4, 1), (2, 4, 3))
+    each = jnp.broadcast_to(rows[:, None, :, 0], log_weight.shape)
+    columns = (each, rows, each, each[..., None])
+    cloud = smc.Cloud(rows, rows, log_weight, *columns, settled)
     due = smc.is_due(cloud, 0.5)
-    np.testing.assert_array_equal(due, [True, False])
-    new = smc.resample(random.key(0), cloud, systematic, due)
-    np.testing.assert_allclose(smc.log_evidence(cloud)[0], 0.5 + np.log(1.5), rtol=1e-5)
+    expected = np.array([[True, False], [False, True]])[:, :num_components]
+    np.testing.assert_array_equal(due, expected)
+    new = smc.resample(random.key(0), parts, cloud, systematic, due)
+    np.testing.assert_allclose(smc.log_evidence(cloud)[0, 0], 0.5 + np.log(1.5), rtol=1e-5)
     np.testing.assert_allclose(smc.log_evidence(new), smc.log_evidence(cloud), rtol=1e-6)
-    assert (new.log_weight[0] == 0).all()
-    assert (new.log_weight[1] == log_weight[1]).all()
-    for field in (new.position, new.momentum, new.gradient, new.scores):
-        np.testing.assert_array_equal(field[..., 0], new.potential)
+    assert (new.log_weight[due] == 0).all()
+    np.testing.assert_array_equal(new.log_weight[~due], log_weight[~due])
+    # What is kept of a particle is all of one particle, in each component.
+    at_coordinates = jnp.swapaxes(new.potential[:, parts.owner], 1, 2)
+    for field in (new.position, new.momentum, new.gradient):
+        np.testing.assert_array_equal(field, at_coordinates)
+    np.testing.assert_array_equal(new.scores[..., 0], new.potential)
     np.testing.assert_array_equal(new.slope, new.potential)
-    assert (new.potential[0] == 3).sum() >= 3
+    assert (new.potential[0, 0] == 3).sum() >= 3
+    np.testing.assert_array_equal(new.potential[~due], each[~due])
+    if num_components > 1:
+        assert (new.potential[1, 1] == 4).sum() >= 3
+
+
+def test_components_are_resampled_with_draws_of_their_own():
+    parts = partition(np.arange(2))
+    shape = (1, 2, 512)
+    log_weight = jnp.broadcast_to(random.normal(random.key(0), (512,)), shape)
+    rows = jnp.broadcast_to(jnp.arange(512.0)[:, None], (1, 512, 2))
+    each = jnp.zeros(shape)
+    columns = (each, rows, each, each[..., :0], each[..., 0])
+    cloud = smc.Cloud(rows, rows[..., :0], log_weight, *columns)
+    due = jnp.ones((1, 2), bool)
+    new = smc.resample(random.key(1), parts, cloud, SCHEMES["multinomial"], due)
+    first, second = np.asarray(new.position[0].T)
+    # With the same draws all would agree.
+    assert 0 < (first == second).mean() < 0.5
 
 
 @pytest.mark.parametrize("columns", [1, 0])
 def test_a_particle_that_leaves_the_support_dies_and_the_rest_live(columns):
     def cliff(params, temperature, x):
-        return jnp.where(x[0] > 0, -jnp.log(x[0]) + x[0], jnp.nan)
+        return jnp.where(x > 0, -jnp.log(x) + x, jnp.nan)
 
-    target = Target(jnp.zeros(0), jnp.ones(1))
+    parts, target = joint(1), Target(jnp.zeros(0), jnp.ones((1, 1)))
+    evaluate = lambda x: smc.evaluate_model(cliff, parts, target, x, True)  # noqa: E731
     position = jnp.array([[[0.01], [2.0], [3.0]]])
-    found, _ = smc.evaluate_model(cliff, target, position, True)
-    cloud = smc.initial_cloud(position, 0 * position[..., :columns], found, jnp.zeros(()))
-    shift = jnp.array([[-0.5]])
-    kernel = Kernel(jnp.array([1e-6]), jnp.ones(1), shift, jnp.zeros(1))
-    evaluate = lambda x: smc.evaluate_model(cliff, target, x, True)  # noqa: E731
-    kept, _, info = smc.step(random.key(0), cloud, kernel, evaluate, True)
+    found, _ = evaluate(position)
+    momentum = 0 * position[..., :columns]
+    cloud = smc.initial_cloud(parts, position, momentum, found, jnp.zeros(()))
+    kernel = kernel_of(parts, 1e-6, shift=-0.5)
+    kept, _, info = smc.step(random.key(0), parts, cloud, kernel, evaluate, True)
     assert info.died == 0 and kept.position[0, 0] == position[0, 0]
-    new, _, info = smc.step(random.key(0), cloud, kernel, evaluate, False)
-    assert np.isneginf(new.log_weight[0, 0]) and np.isfinite(new.log_weight[0, 1:]).all()
+    new, _, info = smc.step(random.key(0), parts, cloud, kernel, evaluate, False)
+    log_weight = new.log_weight[0, 0]
+    assert np.isneginf(log_weight[0]) and np.isfinite(log_weight[1:]).all()
     assert info.died == 1 and new.position[0, 0] == position[0, 0]
     assert np.isfinite(new.gradient).all() and (new.position != position)[0, 1:].all()
 
 
-def test_pull_back_of_weights_is_the_weighted_sum_of_scores():
-    target = Target(jnp.array([0.3, -0.2]), jnp.array([0.4, 1.0]))
-    position = random.normal(random.key(0), (2, 5, 2))
-    weight = random.uniform(random.key(1), (2, 5))
-    each, summed = smc.evaluate_model(potential, target, position, True)
-    pooled, pull = smc.evaluate_model(potential, target, position, False)
-    np.testing.assert_allclose(pull(weight), summed(weight), rtol=1e-5)
-    np.testing.assert_allclose(each.gradient, pooled.gradient, rtol=1e-5)
+@pytest.mark.parametrize("broken", ["potential", "gradient"])
+@pytest.mark.parametrize("columns", [3, 0])
+def test_a_component_that_leaves_its_support_dies_alone(columns, broken):
+    parts = partition(np.array([1, 0, 1]))
+
+    def cliff(params, temperature, x):
+        if broken == "gradient":  # of a root it is infinite at zero
+            terms = jnp.where(x > 0, x, 0.0) ** 0.5 + x
+        else:
+            terms = jnp.where(x > 0, -jnp.log(x) + x, jnp.nan)
+        return jnp.zeros(2).at[parts.owner].add(terms)
+
+    target = Target(jnp.zeros(0), jnp.ones((1, 2)))
+    evaluate = lambda x: smc.evaluate_model(cliff, parts, target, x, True)  # noqa: E731
+    # Of the first particle the second component falls, of the last the first.
+    position = jnp.array([[[2.0, 3.0, 0.01], [2.0, 2.0, 2.0], [1.0, 0.02, 3.0]]])
+    momentum = 0 * position[..., :columns]
+    found, _ = evaluate(position)
+    cloud = smc.initial_cloud(parts, position, momentum, found, jnp.zeros(()))
+    kernel = kernel_of(parts, 1e-6, shift=-0.5)
+    new, _, info = smc.step(random.key(0), parts, cloud, kernel, evaluate, False)
+    died = np.array([[False, False, True], [True, False, False]])
+    np.testing.assert_array_equal(np.isneginf(new.log_weight[0]), died)
+    assert np.isfinite(new.log_weight[0][~died]).all() and info.died == 2
+    stays = (new.position == position)[0]
+    np.testing.assert_array_equal(stays, died[parts.owner].T)
+    for field in (new.potential, new.gradient, new.slope):
+        assert np.isfinite(field).all()
+    # Who starts outside is dead from the start, and has zeros for its derivatives.
+    fallen, _ = evaluate(position - 0.5)
+    start = smc.initial_cloud(parts, position - 0.5, momentum, fallen, jnp.zeros(()))
+    np.testing.assert_array_equal(np.isneginf(start.log_weight[0]), died)
+    assert (start.gradient[0][died[parts.owner].T] == 0).all()
+    assert (start.gradient[0][~died[parts.owner].T] != 0).all()
+    assert (start.potential[0][died] == 0).all()
+
+
+def test_the_evidence_that_is_given_is_counted_once():
+    found = smc.Derivatives(
+        jnp.zeros((2, 3, 4)), jnp.zeros((2, 4, 6)), jnp.zeros((2, 3, 4)), jnp.zeros(0)
+    )._replace(scores=jnp.zeros((2, 3, 4, 0)))
+    rows = jnp.zeros((2, 4, 6))
+    cloud = smc.initial_cloud(SEVERAL, rows, rows, found, jnp.asarray(-7.5))
+    np.testing.assert_allclose(smc.log_evidence(cloud).sum(1), -7.5)
+
+
+@pytest.mark.parametrize("parts", [JOINT, SEVERAL], ids=["one", "several"])
+def test_pull_back_of_weights_is_the_weighted_sum_of_scores(parts):
+    potential_fn, num_components = potential_of(parts), parts.num_components
+    temperature = jnp.array([[0.4, 0.6, 0.5], [1.0, 0.7, 0.2]])[:, :num_components]
+    target = Target(PARAMS, temperature)
+    position = random.normal(random.key(0), (2, 5, parts.dim))
+    weight = random.uniform(random.key(1), (2, num_components, 5))
+    each, summed = smc.evaluate_model(potential_fn, parts, target, position, True)
+    pooled, pull = smc.evaluate_model(potential_fn, parts, target, position, False)
+    scores = each.scores
+    if parts is SEVERAL:  # found apart, where they are needed
+        assert (scores == 0).all()
+        scores = smc.evaluate_scores(potential_fn, target, position)
+        several = jnp.einsum("jcn,jcnp->p", weight, scores)
+    else:
+        several = summed(weight)
+    assert scores.shape == (2, num_components, 5, 2)
+    np.testing.assert_allclose(pull(weight), several, rtol=1e-5)
+    for name in ("potential", "gradient", "slope"):
+        np.testing.assert_allclose(
+            getattr(each, name), getattr(pooled, name), rtol=1e-5, atol=1e-6
+        )
     by_hand = jax.grad(
         lambda p: sum(
-            weight[j, i] * potential(p, target.temperature[j], position[j, i])
+            weight[j, :, i] @ potential_fn(p, temperature[j], position[j, i])
             for j in range(2)
             for i in range(5)
         )
     )(target.params)
-    np.testing.assert_allclose(summed(weight), by_hand, rtol=1e-5)
-    slope = potential(0, 1.0, position[0, 0]) - potential(0, 0.0, position[0, 0])
-    change = potential(target.params, 1.0, position[0, 0]) - potential(
-        target.params, 0.0, position[0, 0]
-    )
-    assert slope != change
-    np.testing.assert_allclose(each.slope[0, 0], change, rtol=1e-5)
+    np.testing.assert_allclose(several, by_hand, rtol=1e-5)
+    ones, x = jnp.ones(num_components), position[0, 0]
+    slope = potential_fn(jnp.zeros(2), ones, x) - potential_fn(jnp.zeros(2), 0 * ones, x)
+    change = potential_fn(PARAMS, ones, x) - potential_fn(PARAMS, 0 * ones, x)
+    assert (slope != change).all()
+    np.testing.assert_allclose(each.slope[0, :, 0], change, rtol=1e-5, atol=1e-6)
 
 
-def test_no_key_is_used_twice():
+@pytest.mark.parametrize("labels", [[2, 1, 2, 0, 1, 2], [0, 1, 0, 0, 0, 1]])
+def test_forward_and_reverse_modes_agree(labels):
+    parts = partition(np.array(labels))
+    assert smc._goes_forward(parts) == (max(parts.sizes) <= 3)
+    target = Target(PARAMS, jnp.array([[0.4, 0.9, 0.7]])[:, : parts.num_components])
+    position = random.normal(random.key(0), (1, 5, 6))
+    found, _ = smc.evaluate_model(potential_of(parts), parts, target, position, True)
+
+    def total(x):
+        return potential_of(parts)(PARAMS, target.temperature[0], x).sum()
+
+    expected = jax.vmap(jax.grad(total))(position[0])
+    np.testing.assert_allclose(found.gradient[0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_scores_in_blocks_and_of_many_parameters_are_the_same():
+    def many(params, temperature, x):
+        terms = jnp.sin(params.sum() * x) + params[:6] * x**2
+        return jnp.zeros(3).at[SEVERAL.owner].add(terms)
+
+    position = random.normal(random.key(0), (2, 5, 6))
+    params = jnp.linspace(0.1, 0.5, 20)
+    target = Target(params, jnp.ones((2, 3)))
+    expected = jax.vmap(
+        jax.vmap(jax.jacrev(lambda p, x: many(p, jnp.ones(3), x)), (None, 0)), (None, 0)
+    )(params, position)
+    for block in (None, 2):
+        found = smc.evaluate_scores(many, target, position, block)
+        np.testing.assert_allclose(
+            found, jnp.swapaxes(expected, 1, 2), rtol=1e-4, atol=1e-5
+        )
+    none = smc.evaluate_scores(many, target._replace(params=params[:0]), position)
+    assert none.shape == (2, 3, 5, 0)
+
+
+@pytest.mark.parametrize("parts", [JOINT, SEVERAL], ids=["one", "several"])
+def test_no_key_is_used_twice(parts):
+    factor = (FACTORS if parts.is_joint else BLOCKS)["dense"]
     with jax.debug_key_reuse(True):
-        run_steps(random.key(0), FACTORS["dense"], 0.1, jnp.zeros(2), 0.5, 0.8, 0.5)
+        run = lambda key: run_steps(  # noqa: E731
+            parts, key, factor, 0.1, jnp.zeros(2), 0.5, 0.8, 0.5
+        )
+        jax.jit(run)(random.key(0))
 
 
 def test_momentum_carries_particles_as_far_as_the_dynamics_say():
     size, num_moves = 0.002, 32
-    target = Target(jnp.zeros(0), jnp.ones(1))
+    parts, target = joint(1), Target(jnp.zeros(0), jnp.ones((1, 1)))
 
     def bowl(params, temperature, x):
-        return 0.5 * jnp.sum((x - 3.0) ** 2)
+        return 0.5 * (x - 3.0) ** 2
 
     def evaluate(x):
-        return smc.evaluate_model(bowl, target, x, True)
+        return smc.evaluate_model(bowl, parts, target, x, True)
 
     @jax.jit
     def wander(keys):
         position = 3.0 + random.normal(keys[0], (1, 20_000, 1))
         momentum = random.normal(keys[1], position.shape)
-        cloud = smc.initial_cloud(position, momentum, evaluate(position)[0], jnp.zeros(()))
-        memory = momentum_memory(jnp.array([size]))
-        kernel = Kernel(jnp.array([size]), jnp.ones(1), jnp.zeros((1, 1)), memory)
+        found, _ = evaluate(position)
+        cloud = smc.initial_cloud(parts, position, momentum, found, jnp.zeros(()))
+        sizes = jnp.array([[size]])
+        kernel = Kernel(sizes, IDENTITY, jnp.zeros((1, 1)), momentum_memory(sizes))
         cloud, _ = lax.scan(
-            lambda here, key: (smc.step(key, here, kernel, evaluate, True)[0], None),
+            lambda here, key: (smc.step(key, parts, here, kernel, evaluate, True)[0], None),
             cloud,
             keys[2:],
         )

@@ -24,9 +24,9 @@ def test_effective_fraction_is_that_of_kish():
 
 
 def test_a_dead_island_has_weight_zero_and_no_nan():
-    dead = jnp.full((2, 4), -jnp.inf).at[0].set(LOG_WEIGHT)
-    np.testing.assert_allclose(weights.normalise(dead).sum(-1), [1, 0], rtol=1e-6)
-    assert weights.effective_fraction(dead)[1] == 0
+    dead = jnp.full((2, 1, 4), -jnp.inf).at[0].set(LOG_WEIGHT)
+    np.testing.assert_allclose(weights.normalise(dead).sum((1, 2)), [1, 0], rtol=1e-6)
+    assert weights.effective_fraction(dead)[1, 0] == 0
     np.testing.assert_allclose(weights.pool(weights.normalise(dead)).sum(), 1, rtol=1e-6)
 
 
@@ -37,15 +37,11 @@ def test_conditional_fraction_by_hand():
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-def test_covariance_weighs_rows():
-    rng = np.random.default_rng(0)
-    values, share = rng.normal(size=(9, 3)), rng.dirichlet(np.ones(9))
-    expected = np.cov(values.T, aweights=share, ddof=0)
-    found = weights.covariance(jnp.asarray(share), jnp.asarray(values))
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
 def test_living_islands_share_the_cloud_equally():
     log_weight = jnp.array([[0.0, 1.0], [2.0, -1.0], [-jnp.inf, -jnp.inf]])
-    pooled = weights.pool(weights.normalise(log_weight))
-    np.testing.assert_allclose(pooled.sum(1), [0.5, 0.5, 0.0], rtol=1e-6)
+    # Two components, of which the second lives in one island alone.
+    other = jnp.full((3, 2), -jnp.inf).at[2, 1].set(-4.0)
+    together = jnp.stack([log_weight, other], 1)
+    pooled = weights.pool(weights.normalise(together))
+    expected = [[0.5, 0.0], [0.5, 0.0], [0.0, 1.0]]
+    np.testing.assert_allclose(pooled.sum(-1), expected, rtol=1e-6)

@@ -1,9 +1,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import random
-from scipy.stats import norm
+from scipy.stats import multivariate_normal, norm
 
+from numpyro_jala.engine.factor import Factor
+from numpyro_jala.engine.partition import joint, partition
 from numpyro_jala.inference import evidence
 from numpyro_jala.inference.evidence import Gaussian
 from tests.tools import assert_mean
@@ -13,22 +16,55 @@ EXACT = 1.7
 
 def test_log_density_is_that_of_a_normal():
     factor = jnp.array([[1.5, 0.0], [0.4, 0.7]])
-    gaussian = Gaussian(jnp.array([1.0, -2.0]), factor)
-    position = jnp.array([[0.3, 0.1], [2.0, -3.0]])
-    expected = jax.scipy.stats.multivariate_normal.logpdf(
-        position, gaussian.mean, factor @ factor.T
-    )
+    mean, position = jnp.array([1.0, -2.0]), jnp.array([[0.3, 0.1], [2.0, -3.0]])
+    gaussian = Gaussian(mean[None], Factor((factor[None, None],)))
+    expected = jax.scipy.stats.multivariate_normal.logpdf(position, mean, factor @ factor.T)
+    parts = joint(2)
     np.testing.assert_allclose(
-        evidence.log_density(gaussian, position), expected, rtol=1e-5
+        evidence.log_density(gaussian, parts, position[None])[0, 0], expected, rtol=1e-5
     )
-    diagonal = Gaussian(gaussian.mean, jnp.array([1.5, 0.7]))
+    diagonal = Gaussian(mean[None], Factor((jnp.array([[[1.5, 0.7]]]),)))
     expected = norm([1, -2], [1.5, 0.7]).logpdf(np.asarray(position)).sum(-1)
     np.testing.assert_allclose(
-        evidence.log_density(diagonal, position), expected, rtol=1e-5
+        evidence.log_density(diagonal, parts, position[None])[0, 0], expected, rtol=1e-5
     )
-    noise = random.normal(random.key(0), (100_000, 2))
-    draws = evidence.from_noise(gaussian, noise)
-    np.testing.assert_allclose(np.cov(draws.T), factor @ factor.T, atol=0.05)
+    many = jnp.zeros((1, 100_000, 2))
+    draws, _, at_draws = evidence.draw_loo(random.key(0), gaussian, parts, many)
+    np.testing.assert_allclose(np.cov(draws[0].T), factor @ factor.T, atol=0.05)
+    again = evidence.log_density(gaussian, parts, draws)
+    np.testing.assert_allclose(at_draws, again, rtol=1e-5)
+
+
+@pytest.mark.parametrize("most_dense", [8, 0])
+def test_each_component_has_the_gaussian_that_the_others_fit(most_dense):
+    parts = partition(np.array([2, 1, 2, 0, 1, 2]))
+    keys = random.split(random.key(0), 2)
+    position = 2.0 + random.normal(keys[0], (3, 400, 6)) * jnp.arange(1.0, 7.0)
+    weight = jax.nn.softmax(random.normal(keys[1], (3, 3, 400)), -1)
+    flat = jnp.zeros_like(position)
+    found = evidence.fit_loo(weight, position, flat, parts, most_dense)
+    density = evidence.log_density(found, parts, position)
+    assert density.shape == weight.shape
+    others, rows = [1, 2], np.asarray(position, float)
+    for component in range(3):
+        mine = np.flatnonzero(parts.owner == component)
+        share = np.asarray(weight[1:, component], float).reshape(-1) / 2
+        seen = rows[others][..., mine].reshape(-1, mine.size)
+        mean = share @ seen
+        np.testing.assert_allclose(found.mean[0, mine], mean, rtol=1e-3, atol=1e-3)
+        covariance = np.diag(share @ (seen - mean) ** 2)
+        if most_dense:  # of independent coordinates up to what is not shrunk away
+            covariance = np.cov(seen.T, aweights=share, ddof=0).reshape(2 * [mine.size])
+        expected = multivariate_normal(mean, covariance).logpdf(rows[0][:, mine])
+        np.testing.assert_allclose(density[0, component], expected, rtol=0.1, atol=0.1)
+
+
+def drawn(rng_key, weight, position, gradient):
+    """Draw from the Gaussians of one component; return log-densities at both ends."""
+    parts = joint(position.shape[-1])
+    gaussian = evidence.fit_loo(weight[:, None], position, gradient, parts, 256)
+    draws, *densities = evidence.draw_loo(rng_key, gaussian, parts, position)
+    return draws, *(density[:, 0] for density in densities)
 
 
 def one_bridge(rng_key):
@@ -42,9 +78,7 @@ def one_bridge(rng_key):
         return EXACT + jnp.sum(shape * x - jnp.exp(x) - jax.lax.lgamma(shape), -1)
 
     gradient = jnp.exp(position) - shape
-    draws, at_particles, at_draws = evidence.draw_loo(
-        draw_key, weight, position, gradient, True
-    )
+    draws, at_particles, at_draws = drawn(draw_key, weight, position, gradient)
     found = evidence.bridge(
         weight, log_target(position) - at_particles, log_target(draws) - at_draws
     )
@@ -83,9 +117,7 @@ def test_weights_of_particles_count():
 
         weight = jax.nn.softmax(target(position) + 0.5 * noise[..., 0] ** 2, -1)
         gradient = jnp.exp(position) - 3.0
-        draws, at_particles, at_draws = evidence.draw_loo(
-            draw_key, weight, position, gradient, True
-        )
+        draws, at_particles, at_draws = drawn(draw_key, weight, position, gradient)
         return evidence.bridge(
             weight, target(position) - at_particles, target(draws) - at_draws
         ).log_evidence

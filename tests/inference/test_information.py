@@ -1,6 +1,7 @@
 """Score, information and standard errors, on a model whose likelihood is known."""
 
 import warnings
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +14,23 @@ from numpyro.distributions import constraints
 from scipy.stats import norm
 
 from numpyro_jala.engine import flow
+from numpyro_jala.engine.partition import joint, partition
+from numpyro_jala.engine.weights import normalise
 from numpyro_jala.inference import information
-from numpyro_jala.inference.information import Information, Moments, Uncertainty, combine
+from numpyro_jala.inference.information import (
+    Cloud,
+    Information,
+    Moments,
+    Question,
+    Uncertainty,
+    combine,
+)
 from numpyro_jala.model.inspection import lay_out
 from numpyro_jala.model.sites import run_once
 from numpyro_jala.results.estimates import estimates
-from tests.tools import SCHOOLS
+from tests.tools import SCHOOLS, assert_mean
 
+ALL = joint(6)
 PARAMS = jnp.array([0.7, 0.3])  # mu and the logarithm of tau, away from the maximum
 
 
@@ -28,16 +39,47 @@ def log_likelihood(params, error=1.0):
     return jnp.sum(dist.Normal(params[0], sd).log_prob(SCHOOLS))
 
 
-def potential(params, temperature, x, error=1.0):
+def terms(params, x, error=1.0):
+    """Potentials of the six latents, which are independent given the params."""
     mu, log_tau = params
     prior = dist.Normal(mu, jnp.exp(log_tau)).log_prob(x)
-    return -jnp.sum(prior + dist.Normal(x, error).log_prob(SCHOOLS))
+    return -(prior + dist.Normal(x, error).log_prob(SCHOOLS))
+
+
+def potential(params, temperature, x, error=1.0):
+    return jnp.sum(terms(params, x, error))[None]
 
 
 def bent(params, temperature, y):
     """The same latents seen through a bent scale, and mixed with each other."""
     x = jnp.cumsum(y + 0.3 * jnp.sinh(y))
     return potential(params, temperature, x) - jnp.sum(jnp.log(1 + 0.3 * jnp.cosh(y)))
+
+
+#: The latents in components of three, two and one, in another order.
+SEVERAL = partition(np.array([1, 0, 1, 2, 0, 1]))
+
+
+def mixing():
+    """Sums of the latents up to each, in its component, and differences: the inverse."""
+    same = SEVERAL.owner[:, None] == SEVERAL.owner
+    sums = np.tril(same).astype(np.float32)
+    return sums, np.linalg.inv(sums)
+
+
+def by_component(values):
+    return jnp.zeros(3).at[SEVERAL.owner].add(values)
+
+
+def apart(params, temperature, y, error=1.0):
+    """The same latents, mixed with those of their component."""
+    return by_component(terms(params, jnp.asarray(mixing()[0]) @ y, error))
+
+
+def bent_apart(params, temperature, y):
+    """The same seen through a bent scale."""
+    stretch = jnp.log(1 + 0.3 * jnp.cosh(y))
+    return apart(params, temperature, y + 0.3 * jnp.sinh(y)) - by_component(stretch)
 
 
 def exact_draws(num_islands, num_particles, error=1.0):
@@ -47,39 +89,51 @@ def exact_draws(num_islands, num_particles, error=1.0):
     return mu + shrink * (SCHOOLS - mu) + error * jnp.sqrt(shrink) * noise
 
 
-def bent_draws(num_islands, num_particles):
-    steps = jnp.diff(exact_draws(num_islands, num_particles), axis=-1, prepend=0.0)
+def bent_draws(num_islands, num_particles, parts=ALL):
+    draws = exact_draws(num_islands, num_particles)
+    steps = jnp.diff(draws, axis=-1, prepend=0.0)
+    steps = steps if parts.is_joint else draws @ mixing()[1].T
     found = steps
     for _ in range(30):  # Newton's iterations for the inverse of the bend
         found -= (found + 0.3 * jnp.sinh(found) - steps) / (1 + 0.3 * jnp.cosh(found))
     return found
 
 
-def informed(potential_fn, position, dense, follows=True):
+def asked(potential_fn, parts, dense, follows=True):
+    most_dense = 256 if dense else 0
+    return Question(potential_fn, parts, PARAMS, most_dense, jnp.asarray(follows))
+
+
+def informed(potential_fn, position, dense, follows=True, parts=ALL):
     num_islands, num_particles, _ = position.shape
     # Unequal weights that are right: half the particles, and the other half twice.
-    weight = jnp.tile(jnp.array([1.0, 0.0, 0.5, 0.5]), num_particles // 4)
-    weight = jnp.tile(weight / weight.sum(), (num_islands, 1))
-    found = information.moments(
-        potential_fn, PARAMS, weight, position, dense, jnp.asarray(follows)
-    )
-    return information.combine([found])
+    pattern = jnp.array([[1.0, 0.0, 0.5, 0.5], [0.5, 1.0, 0.0, 0.5], [0.0, 0.5, 1.0, 0.5]])
+    weight = jnp.tile(pattern[: parts.num_components], num_particles // 4)
+    weight = jnp.tile(weight / weight.sum(-1, keepdims=True), (num_islands, 1, 1))
+    question = asked(potential_fn, parts, dense, follows)
+    return information.combine([information.moments(question, Cloud(weight, position))])
 
 
 ERROR = jnp.array([0.4, 1.0, 2.0, 0.6, 1.5, 0.8])
 
 
+@pytest.mark.parametrize("parts", [ALL, SEVERAL], ids=["one", "several"])
 @pytest.mark.parametrize("dense", [True, False])
-def test_of_a_gaussian_posterior_the_score_is_exact(dense):
+def test_of_a_gaussian_posterior_the_score_is_exact(dense, parts):
     draws = exact_draws(4, 16, ERROR)
-    if dense:  # latents that sum to the old ones are correlated
+    if dense and parts is ALL:  # latents that sum to the old ones are correlated
         draws = jnp.diff(draws, axis=-1, prepend=0.0)
+    elif dense:
+        draws = draws @ mixing()[1].T
 
     def potential_fn(params, temperature, y):
+        if parts is SEVERAL:
+            mixed = apart(params, temperature, y, ERROR)
+            return mixed if dense else by_component(terms(params, y, ERROR))
         x = jnp.cumsum(y) if dense else y
         return potential(params, temperature, x, ERROR)
 
-    found = informed(potential_fn, draws, dense)
+    found = informed(potential_fn, draws, dense, parts=parts)
     exact = np.asarray(jax.hessian(log_likelihood)(PARAMS, ERROR))
     assert (found.observed_se < 0.8).all()
     assert (np.abs(found.observed + exact) < 5 * found.observed_se + 1e-3).all()
@@ -88,9 +142,11 @@ def test_of_a_gaussian_posterior_the_score_is_exact(dense):
     assert found.score_noise.max() < 1e-5
 
 
+@pytest.mark.parametrize("parts", [ALL, SEVERAL], ids=["one", "several"])
 @pytest.mark.parametrize("dense", [True, False])
-def test_louis_finds_the_score_and_the_information_of_the_likelihood(dense):
-    found = informed(bent, bent_draws(16, 2_000), dense)
+def test_louis_finds_the_score_and_the_information_of_the_likelihood(dense, parts):
+    potential_fn = bent if parts is ALL else bent_apart
+    found = informed(potential_fn, bent_draws(16, 2_000, parts), dense, parts=parts)
     exact = np.asarray(jax.hessian(log_likelihood)(PARAMS))
     assert (found.observed_se > 1e-3).all() and (found.observed_se < 0.15).all()
     assert (np.abs(found.observed + exact) < 4.5 * found.observed_se).all()
@@ -107,16 +163,22 @@ def test_particles_that_follow_know_more():
     assert not information.is_quieter(plain, following)
 
 
-def test_an_island_follows_as_the_others_say():
-    position = exact_draws(4, 16)
-    weight = jnp.full((4, 16), 1 / 16)
-    gradient = (position - 1.0) * ERROR + 0.1 * jnp.sin(position)
+@pytest.mark.parametrize("num_components", [1, 2])
+def test_an_island_follows_as_the_others_say(num_components):
+    # All coordinates as one component, or three each.
+    split = joint(6) if num_components == 1 else partition(np.arange(6) // 3)
+    (position,) = split.split(exact_draws(4, 16))
+    weight = jnp.full((4, num_components, 16), 1 / 16)
+    gradient = (position - 1.0) * ERROR.reshape(num_components, 1, -1)
+    gradient = gradient + 0.1 * jnp.sin(position)
     change = 0.5 * gradient + 0.1 * position**2
     for dense in (True, False):
 
         def learned(x, g, c, dense=dense):
-            frame = flow.frame(weight, x, g, dense)
-            return jax.tree.leaves((frame, flow.follow(frame, weight, x, c)))
+            frame = flow.frame(
+                weight, x, g, np.zeros((x.shape[1], x.shape[3])), 256 if dense else 0
+            )
+            return jax.tree.leaves((frame[:3], flow.follow(frame, weight, x, c)))
 
         before = learned(position, gradient, change)
         after = learned(*(v.at[2].multiply(3.0) for v in (position, gradient, change**2)))
@@ -126,16 +188,72 @@ def test_an_island_follows_as_the_others_say():
             assert not np.allclose(two[1], one[1], rtol=0.01)
 
 
+@pytest.mark.parametrize("most_dense", [8, 0])
+def test_components_follow_as_each_would_alone(most_dense):
+    parts = partition(np.array([1, 0, 1, 2, 0, 1, 0]))  # of three, three and one
+    keys = random.split(random.key(0), 4)
+    position = 1.0 + random.normal(keys[0], (4, 30, 7))
+    weight = normalise(random.normal(keys[1], (4, 3, 30)))
+    root = jnp.eye(7) + 0.3 * random.normal(keys[2], (7, 7))
+    gradient = (position - 0.5) @ (root @ root.T) + 0.1 * position**2
+    change = gradient[..., ::-1] + 0.3 * position**2
+
+    @partial(jax.jit, static_argnums=4)
+    def learned(weight, position, gradient, change, parts):
+        found, rates = [], []
+        rows = (parts.split(values) for values in (position, gradient, change))
+        for w, x, g, c in zip(parts.of_block(weight), *rows, strict=True):
+            padding = jnp.all(x == 0, (0, 2)).astype(x.dtype)
+            frame = flow.frame(w, x, g, padding, most_dense)
+            flows = flow.follow(frame, w, x, c)
+            found.append(flow.displace(frame, flows, x))
+            rates.append(flow.rate(frame, flows, x, g))
+        return parts.join(found), jnp.concatenate(rates, 1)
+
+    together, rates = learned(weight, position, gradient, change, parts)
+    for owner in range(3):
+        mine = parts.owner == owner
+        rows = (values[..., mine] for values in (position, gradient, change))
+        alone, rate = learned(weight[:, owner, None], *rows, joint(int(mine.sum())))
+        np.testing.assert_allclose(together[..., mine], alone, rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(rates[:, owner], rate[:, 0], rtol=1e-3, atol=2e-3)
+
+
+def test_padding_follows_nothing():
+    parts = partition(np.array([0, 1, 0, 1, 1, 1]))  # of two and of four, in one block
+    keys = random.split(random.key(0), 3)
+    position = 1.0 + random.normal(keys[0], (4, 30, 6))
+    weight = normalise(random.normal(keys[1], (4, 2, 30)))
+    gradient = (position - 0.5) * jnp.linspace(0.5, 2.0, 6) + 0.1 * position**2
+    change = 0.5 * gradient + 0.3 * position**2
+    (x,), (g,), (c,) = (parts.split(values) for values in (position, gradient, change))
+    for most_dense in (8, 0):
+        learn = jax.jit(partial(_learn_flow, most_dense=most_dense))
+        displaced, rate, volume = learn(weight, x, g, c)
+        assert (displaced[:, 0, :, 2:] == 0).all()
+        alone = learn(weight[:, :1], x[:, :1, :, :2], g[:, :1, :, :2], c[:, :1, :, :2])
+        np.testing.assert_allclose(displaced[:, :1, :, :2], alone[0], rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(rate[:, :1], alone[1], rtol=1e-3, atol=1e-3)
+        other = learn(weight[:, 1:], x[:, 1:], g[:, 1:], c[:, 1:])
+        np.testing.assert_allclose(volume, alone[2] + other[2], rtol=1e-3)
+
+
+def _learn_flow(weight, x, gradient, change, most_dense):
+    padding = jnp.all(x == 0, (0, 2)).astype(x.dtype)
+    frame = flow.frame(weight, x, gradient, padding, most_dense)
+    found = flow.follow(frame, weight, x, change)
+    pair = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), found)
+    volume = flow.volume_curvature(pair)
+    return flow.displace(frame, found, x), flow.rate(frame, found, x, gradient), volume
+
+
 def test_a_dead_island_says_nothing():
     position = exact_draws(4, 16)
-    weight = jnp.full((4, 16), 1 / 16).at[3].set(0.0)
-    arguments = (potential, PARAMS)
-    follows = jnp.asarray(True)
-    found = information.combine(
-        [information.moments(*arguments, weight, position, True, follows)]
-    )
+    weight = jnp.full((4, 1, 16), 1 / 16).at[3].set(0.0)
+    question = asked(potential, ALL, dense=True)
+    found = information.combine([information.moments(question, Cloud(weight, position))])
     alone = information.combine(
-        [information.moments(*arguments, weight[:3], position[:3], True, follows)]
+        [information.moments(question, Cloud(weight[:3], position[:3]))]
     )
     np.testing.assert_allclose(found.score, alone.score, rtol=1e-4)
     np.testing.assert_allclose(found.observed, alone.observed, rtol=1e-3)
@@ -183,7 +301,7 @@ def test_what_the_data_do_not_determine_is_left_out():
     ).all()
     none = np.zeros((2, 2))
     flat = Information(score[:2], none, np.array([[1.0, 1.0], [1.0, 1.0]]), none)
-    assert information.invert(flat, np.ones(2, bool)).known.sum() == 1
+    assert information.invert(flat, np.ones(2, bool)).determined.sum() == 1
 
 
 def laid_out(model, *args):
@@ -259,9 +377,35 @@ def test_a_standard_deviation_at_zero_is_said_and_leaves_no_nan(compiled_means, 
     assert abs(jala.log_evidence - maximum) < 4 * jala.log_evidence_se + 0.05
 
 
+@pytest.mark.parametrize("num_components", [1, 3])
+def test_the_information_of_few_particles_is_unbiased(num_components):
+    rng = np.random.default_rng(0)
+    num_runs, num_islands, num_particles = 4_000, 4, 4
+    root = rng.normal(size=(num_components, 2, 2))
+    shape = (num_runs, num_islands, num_components, num_particles, 2)
+    scores = 1.0 + np.einsum("cpq,rjcnq->rjcnp", root, rng.normal(size=shape))
+    outer = np.einsum("rjcnp,rjcnq->rjpq", scores, scores) / num_particles
+    curvature = np.full((num_islands, 2, 2), 7.0)
+    found = [
+        combine([Moments(each.mean(2), squares, curvature)])
+        for each, squares in zip(scores, outer, strict=True)
+    ]
+    covariance = np.einsum("cpq,crq->pr", root, root)
+    for p, q in ((0, 0), (0, 1), (1, 1)):
+        size = np.sqrt(covariance[p, p] * covariance[q, q])
+        observed = np.array([each.observed[p, q] for each in found])
+        expected = (7.0 - covariance[p, q]) / size
+        assert_mean(observed / size, expected, resolution=0.05)
+        noise = np.array([each.score_noise[p, q] for each in found]) / size
+        share = covariance[p, q] / size / (num_islands * num_particles)
+        assert_mean(noise, share, resolution=0.01)
+    score = [each.score[0] for each in found]
+    assert_mean(score, num_components, resolution=0.1)
+
+
 def test_islands_without_finite_moments_are_left_out():
     rng = np.random.default_rng(0)
-    moments = Moments(*(rng.normal(size=(4, 2, *more)) for more in ((), (2,), (2,))))
+    moments = Moments(*(rng.normal(size=(4, count, 2)) for count in (3, 2, 2)))
     broken = moments._replace(curvature=moments.curvature.copy())
     broken.curvature[1] = np.inf
     kept = Moments(*(np.delete(part, 1, axis=0) for part in moments))

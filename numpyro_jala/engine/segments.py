@@ -1,0 +1,93 @@
+"""Sums over segments whose derivative is not a scatter.
+
+A sum of terms by component reads each term once, and its transpose reads the sum of each
+term's component. JAX would turn the former's reads into writes, a scatter, which a CPU
+does one entry at a time and which takes long to compile. Here each is the other's
+transpose.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from numpyro_jala._typing import Array
+from numpyro_jala.engine.partition import partition, take
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """Which segment each entry belongs to.
+
+    owner
+        The segment of each entry, (num_entries,).
+    """
+
+    num_segments: int
+    owner: np.ndarray
+
+    @cached_property
+    def tables(self) -> tuple[list[np.ndarray], np.ndarray]:
+        """The entries of segments of similar length, and where each segment's sum is.
+
+        Padded to the longest, so that sums run over rows of a table.
+        """
+        rows = partition(self.owner)
+        firsts = np.concatenate([self.owner[block[:, 0]] for block in rows.blocks])
+        places = np.full(self.num_segments, firsts.size)  # past the end: an empty segment
+        places[firsts] = np.arange(firsts.size)
+        return list(rows.blocks), places
+
+    def total(self, entries: Array) -> Array:
+        """Sum the last axis over each segment."""
+        if not self.owner.size:
+            return jnp.zeros((*entries.shape[:-1], self.num_segments), entries.dtype)
+        return _total_p.bind(entries, segments=self)  # type: ignore[no-untyped-call]
+
+    def spread(self, sums: Array) -> Array:
+        """Give each entry on the last axis the value of its segment."""
+        return _spread_p.bind(sums, segments=self)  # type: ignore[no-untyped-call]
+
+
+def _total(entries: Array, segments: Segments) -> Array:
+    tables, places = segments.tables
+    sums = [take(entries, table).sum(-1) for table in tables]
+    return take(sums[0] if len(sums) == 1 else jnp.concatenate(sums, -1), places)
+
+
+def _spread(sums: Array, segments: Segments) -> Array:
+    return take(sums, segments.owner)
+
+
+_total_p, _spread_p = Primitive("segment_total"), Primitive("segment_spread")
+
+
+def _define(primitive: Any, transpose: Any, function: Any, size_of: Any) -> None:
+    """Tell JAX how to run, transpose and batch a linear function of the last axis."""
+
+    def shape(x: Any, *, segments: Segments) -> ShapedArray:
+        return ShapedArray((*x.shape[:-1], size_of(segments)), x.dtype)
+
+    def pull(cotangent: Any, _: Any, *, segments: Segments) -> list[Any]:
+        return [transpose.bind(cotangent, segments=segments)]
+
+    def batch(args: Any, dims: Any, *, segments: Segments) -> tuple[Any, int]:
+        moved = jnp.moveaxis(args[0], dims[0], 0)
+        return primitive.bind(moved, segments=segments), 0
+
+    primitive.def_impl(function)
+    primitive.def_abstract_eval(shape)
+    ad.deflinear2(primitive, pull)  # type: ignore[no-untyped-call]
+    batching.primitive_batchers[primitive] = batch
+    mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=False))
+
+
+_define(_total_p, _spread_p, _total, lambda segments: segments.num_segments)
+_define(_spread_p, _total_p, _spread, lambda segments: segments.owner.size)

@@ -1,0 +1,187 @@
+"""What a run ends with: the estimate, the log-evidence and the information there."""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from jax import random
+
+from numpyro_jala._typing import Array, PRNGKey
+from numpyro_jala.backend.sharding import fetch
+from numpyro_jala.engine import em
+from numpyro_jala.engine.smc import Cloud
+from numpyro_jala.engine.state import REST, State
+from numpyro_jala.inference import estimation, evidence, importance, information, programs
+from numpyro_jala.inference.estimation import Draws, Score
+from numpyro_jala.inference.evidence import Bridge
+from numpyro_jala.inference.information import Information, Moments
+from numpyro_jala.inference.loop import run_steps
+from numpyro_jala.inference.programs import APART, CLOUDS, SETTLE
+from numpyro_jala.inference.record import Run
+
+#: The score of the marginal likelihood takes this share of the evidence's draws.
+_SCORE_SHARE = 4
+_NEWTON_STEPS, _HALVINGS = 8, 4
+#: Nats to the maximum that are as good as none.
+_ENOUGH = 1e-3
+#: Particles times components from which the information is precise.
+_PRECISE = 100_000
+
+
+def conclude(run: Run, state: State) -> None:
+    """Rest at the estimate, and find the log-evidence and the information there."""
+    params = programs.best_params(run.fixed, state)
+    recursive = programs.log_evidence(state)
+    if run.fixed.settings.num_islands == 1:
+        found = _inform(run, params, [state.cloud]) if run.informs else None
+        run.store_result(state, params, evidence.unknown(1), recursive, found)
+        return
+    rng_key, draw_key = random.split(random.fold_in(state.rng_key, 1))
+    state = state._replace(rng_key=rng_key)
+    state = run_steps(run, state, REST, SETTLE, params, SETTLE if params.size else 0)
+    if run.fixed.layout.partition.is_joint:
+        params, state, bridge, found = _conclude_joint(run, state, params, draw_key)
+    else:
+        params, state, bridge, found = _conclude_apart(run, state, params, draw_key)
+    run.store_result(state, params, bridge, recursive, found)
+
+
+def _ascended(run: Run, state: State) -> bool:
+    """Tell whether the parameters are to be maximised, and few."""
+    return run.fixed.settings.newton and int(state.num_steps) > 0 and run.informs
+
+
+def _rest(
+    run: Run, state: State, params: Array, num_clouds: int = CLOUDS
+) -> tuple[State, list[Cloud]]:
+    """Keep some clouds at the parameters, a few moves apart."""
+    clouds = []
+    for _ in range(num_clouds):
+        state = run_steps(run, state, REST, APART, params)
+        clouds.append(state.cloud)
+    return state, clouds
+
+
+# -- one component ---------------------------------------------------------------------
+
+
+def _conclude_joint(
+    run: Run, state: State, params: Array, rng_key: PRNGKey
+) -> tuple[Array, State, Bridge, Information | None]:
+    if _ascended(run, state):
+        params, state = _polish(run, state, params)
+    state, clouds = _rest(run, state, params)
+    gaussian, level = run.programs.ready(estimation.fit_loo)(run.fixed, clouds)
+    bridge = run.programs.ready(estimation.bridge_to)(
+        run.fixed, rng_key, run.placed, params, clouds, gaussian, level
+    )
+    run.num_evaluations += CLOUDS * state.cloud.log_weight.size
+    found = _inform(run, params, clouds) if run.informs else None
+    return params, state, evidence.at_level(bridge, level[0]), found
+
+
+def _polish(run: Run, state: State, params: Array) -> tuple[Array, State]:
+    """Take a Newton step on what the particles at rest know, and rest there."""
+    found = _inform(run, params, [state.cloud])
+    uncertainty = information.invert(found, run.fixed.layout.is_free)
+    step = jnp.asarray(information.newton_step(found, uncertainty), params.dtype)
+    if not bool(em.is_near(state.optim_state, step, SETTLE // 2, 1)):
+        return params, state
+    better = params + step
+    return better, run_steps(run, state, REST, SETTLE, better, SETTLE)
+
+
+# -- several components ----------------------------------------------------------------
+
+
+def _conclude_apart(
+    run: Run, state: State, params: Array, rng_key: PRNGKey
+) -> tuple[Array, State, Bridge, Information | None]:
+    score_key, draw_key = random.split(rng_key)
+    state, clouds = _rest(run, state, params)
+    enough = max(1, math.ceil(_PRECISE / state.cloud.log_weight.size))
+    found = _inform(run, params, clouds[:1]) if run.informs else None
+    fitted = run.programs.ready(estimation.fit_loo)(run.fixed, clouds)
+    num_draws = run.fixed.settings.num_draws
+    if found is not None and _ascended(run, state):
+        points = estimation.sobol_blocks(run.fixed, num_draws // _SCORE_SHARE)
+        draws = Draws(score_key, points, *fitted)
+        params, score = _maximise(run, draws, params, found)
+        state = run_steps(run, state, REST, SETTLE, params, SETTLE)
+        state, clouds = _rest(run, state, params)
+        found = _with_score(_inform(run, params, clouds[:enough]), score)
+        fitted = run.programs.ready(estimation.fit_loo)(run.fixed, clouds)
+    draws = Draws(draw_key, estimation.sobol_blocks(run.fixed, num_draws), *fitted)
+    sampled = estimation.sample(run.fixed, run.placed, params, draws, clouds)
+    run.num_evaluations += run.fixed.settings.num_islands * num_draws
+    bridge = importance.summed(fetch(sampled), fetch(draws.level))
+    return params, state, bridge, found
+
+
+def _with_score(found: Information, score: np.ndarray) -> Information:
+    """Replace the score by that of each island's importance sampling."""
+    num_islands, num_params = score.shape
+    noise = np.cov(score.T).reshape(num_params, num_params) / num_islands
+    return Information(score.mean(0), noise, found.observed, found.observed_se)
+
+
+def _maximise(
+    run: Run, draws: Draws, params: Array, found: Information
+) -> tuple[Array, np.ndarray]:
+    """Climb to the maximum of the log-likelihood by Newton's method on common draws.
+
+    The same draws at all parameters make it a smooth function of them. Returns the
+    parameters, and the score of each island there.
+    """
+    uncertainty = information.invert(found, run.fixed.layout.is_free)
+    covariance = np.nan_to_num(uncertainty.covariance)
+    num_islands, num_draws = run.fixed.settings.num_islands, draws.points.shape[:2]
+
+    def score_at(values: Array) -> Score:
+        run.num_evaluations += 3 * num_islands * math.prod(num_draws)
+        score: Score = fetch(estimation.score(run.fixed, run.placed, values, draws))
+        return score
+
+    here = score_at(params)
+    for _ in range(_NEWTON_STEPS):
+        slope = np.asarray(here.score, np.float64).mean(0)
+        step = -covariance @ slope
+        if -0.5 * slope @ step < _ENOUGH:
+            break
+        for _ in range(_HALVINGS):  # where the likelihood is far from a quadratic
+            there = params + jnp.asarray(step, params.dtype)
+            new = score_at(there)
+            if new.log_evidence >= here.log_evidence:
+                break
+            step = step / 2
+        else:
+            break
+        params, here = there, new
+    return params, np.asarray(here.score, np.float64)
+
+
+# -- information -----------------------------------------------------------------------
+
+
+def _inform(run: Run, params: Array, clouds: list[Cloud]) -> Information:
+    """Find what the data say about the parameters."""
+
+    def average(cloud: Cloud, follows: bool) -> Moments:
+        num_particles = cloud.position.shape[0] * cloud.position.shape[1]
+        run.num_evaluations += num_particles * (1 + 2 * params.size)
+        louis = run.programs.ready(estimation.louis)
+        found = louis(run.fixed, run.placed, params, cloud, np.asarray(follows))
+        return fetch(found)
+
+    if run.fixed.settings.num_islands == 1:  # nothing tells noise from curvature
+        return information.combine([average(clouds[0], False)])
+    # A linear flow serves where the posterior is nearly Gaussian, else it may add noise.
+    following, plain = (average(clouds[0], follows) for follows in (True, False))
+    follows = information.is_quieter(
+        *(information.combine([m]) for m in (following, plain))
+    )
+    first = following if follows else plain
+    rest = [average(cloud, follows) for cloud in clouds[1:]]
+    return information.combine([first, *rest])

@@ -1,0 +1,275 @@
+"""The compiled parts of what is found at the estimate: evidence, score, information.
+
+Each is compiled once for a :class:`Fixed` problem and the shapes of its data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax, random
+
+from numpyro_jala._typing import Array, PRNGKey
+from numpyro_jala.backend import blocks
+from numpyro_jala.backend.precision import exactly
+from numpyro_jala.backend.sharding import on_mesh, share
+from numpyro_jala.engine import sampler, smc
+from numpyro_jala.engine.state import REST, State
+from numpyro_jala.engine.weights import normalise
+from numpyro_jala.inference import evidence, importance, programs
+from numpyro_jala.inference.evidence import Bridge, Gaussian
+from numpyro_jala.inference.importance import Importance
+from numpyro_jala.inference.information import Cloud, Moments, Question, moments
+from numpyro_jala.inference.programs import APART, CLOUDS, SETTLE, Data, Fixed
+
+#: Components of more latents than this are bridged. With one to three latents importance
+#: sampling is the more precise by a factor of two or more.
+FEW_LATENTS = 3
+#: Draws of an island that are evaluated at a time where there are many components.
+_DRAWS_AT_ONCE = 64
+
+
+class Together(NamedTuple):
+    """Several clouds at the same parameters as one, weights summing to one in islands."""
+
+    weight: Array  # (num_islands, components, draws)
+    position: Array  # (num_islands, draws, dim)
+    gradient: Array  # (num_islands, draws, dim)
+    potential: Array  # (num_islands, components, draws)
+
+
+def _put_together(clouds: list[smc.Cloud]) -> Together:
+    weight, potential, position, gradient = (
+        jnp.concatenate(parts, axis=axis)
+        for axis, parts in zip(
+            (2, 2, 1, 1),
+            zip(
+                *(
+                    (normalise(c.log_weight), c.potential, c.position, c.gradient)
+                    for c in clouds
+                ),
+                strict=True,
+            ),
+            strict=True,
+        )
+    )
+    return Together(weight / len(clouds), position, gradient, potential)
+
+
+@partial(jax.jit, static_argnums=0)
+@on_mesh
+@exactly
+def fit_loo(fixed: Fixed, clouds: list[smc.Cloud]) -> tuple[Gaussian, Array]:
+    """Fit a Gaussian for each island and component on the other islands' particles.
+
+    Also returns the lowest potential of each component: differences to it have more
+    digits.
+    """
+    cloud, partition = _put_together(clouds), fixed.layout.partition
+    most_dense = fixed.settings.most_dense or 0
+    # For importance sampling by the particles' covariance, which is wider than the
+    # inverse of their curvature where tails are heavy.
+    flat = jnp.zeros_like(cloud.gradient)
+    gradient = cloud.gradient if partition.is_joint else flat
+    gaussian = evidence.fit_loo(*cloud[:2], gradient, partition, most_dense)
+    level = jnp.min(jnp.where(cloud.weight > 0, cloud.potential, jnp.inf), (0, 2))
+    return gaussian, share(level)
+
+
+def _potentials(fixed: Fixed, data: Data, params: Array, draws: Array) -> Array:
+    """Return potentials (num_islands, num_draws, components), for each island's params."""
+    potential_fn = fixed.layout.potential(data.arrays)
+    ones = jnp.ones((fixed.layout.partition.num_components,), draws.dtype)
+    each = jax.vmap(potential_fn, (None, None, 0))
+    found: Array = jax.vmap(each, (0, None, 0))(params, ones, draws)
+    return found
+
+
+def _evaluate_draws(fixed: Fixed, data: Data, params: Array, draws: Array) -> Array:
+    """Return the potentials (num_islands, components, num_draws) of the posterior."""
+    shared = jnp.broadcast_to(params, (len(draws), params.size))
+    each = partial(_potentials, fixed, data, shared)
+    found = jnp.swapaxes(blocks.over(each, programs.block_size(fixed), draws), 1, 2)
+    return jnp.where(jnp.isfinite(found), found, jnp.inf)
+
+
+@partial(jax.jit, static_argnums=0)
+@on_mesh
+@exactly
+def bridge_to(
+    fixed: Fixed,
+    rng_key: PRNGKey,
+    data: Data,
+    params: Array,
+    clouds: list[smc.Cloud],
+    gaussian: Gaussian,
+    level: Array,
+) -> Bridge:
+    """Estimate the evidence of one component by a bridge to its Gaussians."""
+    cloud, partition = _put_together(clouds), fixed.layout.partition
+    draws, at_particles, at_draws = evidence.draw_loo(
+        rng_key, gaussian, partition, cloud.position
+    )
+    potential = _evaluate_draws(fixed, data, params, draws)
+    at_particles = (level - cloud.potential - at_particles)[:, 0]
+    at_draws = (level - potential - at_draws)[:, 0]
+    return share(evidence.bridge(cloud.weight[:, 0], at_particles, at_draws))
+
+
+def sobol_blocks(fixed: Fixed, num_draws: int) -> np.ndarray:
+    """Return points of a Sobol' sequence, (num_blocks, draws of a block, dimensions).
+
+    They are data of the programs below: a compiler would work on a constant for long.
+    """
+    partition = fixed.layout.partition
+    points = importance.sobol_points(num_draws, int(partition.sizes.max()) + 1)
+    size = min(_DRAWS_AT_ONCE, num_draws)
+    blocks = points.reshape(-1, size, points.shape[1])
+    return blocks.astype(fixed.layout.anchor.dtype)
+
+
+class Draws(NamedTuple):
+    """What defines the draws of importance sampling, and their weights.
+
+    level
+        The lowest potential of each component: differences to it have more digits.
+    """
+
+    rng_key: PRNGKey
+    points: Array | np.ndarray  # (num_blocks, draws of a block, dimensions)
+    proposal: Gaussian
+    level: Array  # (components,)
+
+
+def _over_blocks(
+    fixed: Fixed, draws: Draws, function: Callable[[Array, Array], Any]
+) -> Any:
+    """Apply ``function(position, level - log_density)`` to each block of draws."""
+    partition, proposal = fixed.layout.partition, draws.proposal
+    shifts = importance.draw_shifts(draws.rng_key, proposal, partition)
+
+    def one(points: Array) -> Any:
+        position, log_density = importance.draw(shifts, proposal, partition, points)
+        return function(position, draws.level[:, None] - log_density)
+
+    return lax.map(one, jnp.asarray(draws.points))
+
+
+@partial(jax.jit, static_argnums=0)
+@on_mesh
+@exactly
+def sample(
+    fixed: Fixed, data: Data, params: Array, draws: Draws, clouds: list[smc.Cloud]
+) -> Importance:
+    """Estimate the evidence of each component by importance sampling.
+
+    Components of many latents by a bridge between these draws and the particles.
+    """
+    partition = fixed.layout.partition
+
+    def log_ratios(position: Array, log_base: Array) -> Array:
+        return log_base - _evaluate_draws(fixed, data, params, position)
+
+    is_large = partition.sizes > FEW_LATENTS
+    if not is_large.any():
+        blocks = _over_blocks(
+            fixed, draws, lambda x, base: importance.sums(log_ratios(x, base))
+        )
+        return share(importance.estimate(blocks))
+    every = _over_blocks(fixed, draws, log_ratios)
+    found = importance.estimate(jax.vmap(importance.sums)(every))
+    at_draws = jnp.moveaxis(every, 0, 2).reshape(*every.shape[1:3], -1)
+    cloud = _put_together(clouds)
+    log_density = importance.log_density(draws.proposal, partition, cloud.position)
+    at_particles = draws.level[:, None] - cloud.potential - log_density
+    second = importance.bridged(found, cloud.weight, at_particles, at_draws)
+    return share(importance.choose(is_large, found, second))
+
+
+class Score(NamedTuple):
+    """The log-likelihood at some parameters and its slope, by importance sampling.
+
+    The same draws serve all parameters, so that this is one smooth function of them.
+    """
+
+    log_evidence: Array  # (), less the level
+    score: Array  # (num_islands, num_params), of the potential
+    ess: Array  # (), the lowest of all components, as a share
+
+
+@partial(jax.jit, static_argnums=0)
+@on_mesh
+@exactly
+def score(fixed: Fixed, data: Data, params: Array, draws: Draws) -> Score:
+    """Find the score of the marginal likelihood by importance sampling."""
+
+    def first(position: Array, log_base: Array) -> importance.Sums:
+        potential = _evaluate_draws(fixed, data, params, position)
+        return importance.sums(log_base - potential)
+
+    found = importance.estimate(_over_blocks(fixed, draws, first))
+    num_draws = np.prod(draws.points.shape[:2])
+    shared = jnp.broadcast_to(params, (len(found.islands), params.size))
+
+    def second(position: Array, log_base: Array) -> Array:
+        def potentials(values: Array) -> Array:
+            return jnp.swapaxes(_potentials(fixed, data, values, position), 1, 2)
+
+        potential, pull = jax.vjp(potentials, shared)
+        log_weight = log_base - potential - found.islands[..., None]
+        weight = jnp.where(jnp.isfinite(potential), jnp.exp(log_weight), 0.0)
+        return pull(weight / num_draws)[0]
+
+    summed = _over_blocks(fixed, draws, second).sum(0)
+    return share(Score(found.log_evidence.sum(), summed, found.ess.min()))
+
+
+@partial(jax.jit, static_argnums=0)
+@on_mesh
+@exactly
+def louis(
+    fixed: Fixed, data: Data, params: Array, cloud: smc.Cloud, follows: Array
+) -> Moments:
+    """Average over one cloud at rest what the information about the parameters needs."""
+    layout, most_dense = fixed.layout, fixed.settings.most_dense or 0
+    potential_fn = layout.potential(data.arrays)
+    question = Question(potential_fn, layout.partition, params, most_dense, follows)
+    return share(moments(question, Cloud(normalise(cloud.log_weight), cloud.position)))
+
+
+@on_mesh
+def settle(fixed: Fixed, data: Data, state: State) -> tuple[Array, Array, Array, State]:
+    """Rest at the estimate and find the evidence and its error there, in one go."""
+    problem, stage = programs.problem_of(fixed, data), jnp.asarray(REST)
+    params = programs.best_params(fixed, state)
+    rng_key, bridge_key = random.split(random.fold_in(state.rng_key, 1))
+
+    def rest(current: State, num_steps: int, wait: int) -> State:
+        def body(count: int, here: State) -> State:
+            left = jnp.asarray(wait) - count
+            return sampler.step(problem, fixed.settings, here, stage, params, left)[0]
+
+        return lax.fori_loop(0, num_steps, body, current)
+
+    def keep(current: State, _: None) -> tuple[State, smc.Cloud]:
+        current = rest(current, APART, 0)
+        return current, current.cloud
+
+    state = rest(state._replace(rng_key=rng_key), SETTLE, SETTLE if params.size else 0)
+    state, kept = lax.scan(keep, state, length=CLOUDS)
+    clouds = [jax.tree.map(lambda leaf, i=i: leaf[i], kept) for i in range(CLOUDS)]
+    gaussian, level = fit_loo(fixed, clouds)
+    if fixed.layout.partition.is_joint:
+        bridge = bridge_to(fixed, bridge_key, data, params, clouds, gaussian, level)
+        log_evidence = bridge.log_evidence - level[0]
+        return params, log_evidence, bridge.standard_error, state
+    points = sobol_blocks(fixed, fixed.settings.num_draws)
+    draws = Draws(bridge_key, points, gaussian, level)
+    found = sample(fixed, data, params, draws, clouds)
+    log_evidence = jnp.sum(found.log_evidence - level)
+    return params, log_evidence, jnp.sqrt(found.variance.sum()), state

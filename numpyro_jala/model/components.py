@@ -1,0 +1,102 @@
+"""The independent components of a model's latents, and the potential of each.
+
+A log-density is a sum of terms: each element of each site's log-probability. Latents that
+share a term belong to one component. Given the params, components are independent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_jala._typing import Array, Potential
+from numpyro_jala.engine.partition import Partition, partition
+from numpyro_jala.engine.segments import Segments
+from numpyro_jala.model.dependence.find import confirm, find
+
+#: Points at which the components that were found are confirmed.
+_NUM_POINTS = 3
+
+
+class Terms(NamedTuple):
+    """The terms of a log-density: those of the prior, and those that are tempered."""
+
+    prior: list[Array]
+    data: list[Array]
+
+
+#: ``term_fn(params, position) -> Terms``
+TermFn = Callable[[Array, Array], Terms]
+
+
+@dataclass(frozen=True, eq=False)
+class Components:
+    """How the latents of a model fall into components."""
+
+    partition: Partition
+    prior: Segments
+    data: Segments
+
+    def equals(self, other: Components) -> bool:
+        """Tell whether latents and terms fall into the same components."""
+        ours = (self.partition.owner, self.prior.owner, self.data.owner)
+        theirs = (other.partition.owner, other.prior.owner, other.data.owner)
+        return all(map(np.array_equal, ours, theirs))
+
+    def potential(self, term_fn: TermFn) -> Potential:
+        """Return the potentials of the components, from the prior to the joint density."""
+
+        def potential(params: Array, temperature: Array, position: Array) -> Array:
+            terms = term_fn(params, position)
+            prior, data = _flatten(terms.prior, position), _flatten(terms.data, position)
+            return -(self.prior.total(prior) + temperature * self.data.total(data))
+
+        return potential
+
+
+def find_components(
+    term_fn: TermFn, params: Array, anchor: Array, rng_key: Array
+) -> Components | None:
+    """Find the components of a model, or None if there is but one.
+
+    What is found in the program is confirmed by derivatives.
+    """
+    point_key, confirm_key = jax.random.split(rng_key)
+    noise = jax.random.normal(point_key, (_NUM_POINTS, anchor.size), anchor.dtype)
+    try:
+        found = find(term_fn, params, anchor)
+        if found.coordinates.max(initial=0) == 0:
+            return None
+        if not confirm(term_fn, found, params, anchor + noise, confirm_key):
+            return None
+    except Exception:  # a program that cannot be followed: one component is always right
+        return None
+    parts = partition(found.coordinates)
+    number = np.zeros(parts.num_components, int)
+    number[found.coordinates] = parts.owner
+    prior, data = (
+        Segments(parts.num_components, _owners(labels, number))
+        for labels in (found.factors.prior, found.factors.data)
+    )
+    return Components(parts, prior, data)
+
+
+def _flatten(arrays: list[Array], like: Array) -> Array:
+    """Put the entries of arrays in one vector."""
+    flat = [jnp.ravel(array).astype(like.dtype) for array in arrays]
+    return flat[0] if len(flat) == 1 else jnp.concatenate([like[:0], *flat])
+
+
+def _owners(labels: list[np.ndarray], number: np.ndarray) -> np.ndarray:
+    """Return the component of each term, of the constant ones in turn.
+
+    A term on which no latent has an influence may be counted with any component.
+    """
+    flat = np.concatenate([np.zeros(0, int), *(np.ravel(each) for each in labels)])
+    shared = np.arange(flat.size) % number.size
+    return np.where(flat < 0, shared, number[flat])

@@ -1,0 +1,155 @@
+"""Independent components of a latent vector, found in the program of its density.
+
+Given the params, a log-density is a sum of factors. Two coordinates are linked if some
+factor depends on both, and the connected components of that graph are independent of
+one another. They are read off the program: each element of each array carries a label
+that says which coordinates it depends on.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import random
+
+from numpyro_jala.model.dependence.graph import Graph, components, fill
+from numpyro_jala.model.dependence.values import UNKNOWN, Value
+from numpyro_jala.model.dependence.walk import walk
+
+Array: TypeAlias = jax.Array
+Tree: TypeAlias = Any
+
+#: ``function(params, position) -> factors``, a tree of arrays of log-density terms.
+Factors: TypeAlias = Callable[[Tree, Array], Tree]
+
+#: Relative size of the changes of params at which components are confirmed.
+PERTURBATION = 0.1
+
+
+class Components(NamedTuple):
+    """Coordinates and factors, each with the number of its component.
+
+    coordinates
+        Components are numbered by first appearance.
+    factors
+        A tree like the function's output; -1 where a factor depends on no coordinate.
+    """
+
+    coordinates: np.ndarray  # (dim,)
+    factors: Tree
+
+
+def find(function: Factors, params: Tree, position: Array) -> Components:
+    """Find the coordinates that are independent of each other, whatever the params.
+
+    The components are never finer than the truth: where the program's structure cannot
+    be followed, coordinates are taken to be linked.
+
+    Parameters
+    ----------
+    function
+        ``function(params, position)`` returns a tree of arrays; each element is a factor.
+    params, position
+        Arguments with the shapes and types of interest. Their values do not matter.
+
+    Returns
+    -------
+    The component of each coordinate and of each factor.
+    """
+    program, shapes = jax.make_jaxpr(function, return_shape=True)(params, position)
+    dim = position.shape[0]
+    graph = Graph(dim)
+    unknown = [UNKNOWN for _ in jax.tree.leaves(params)]
+    results = walk(graph, program, [*unknown, Value(np.arange(dim))])
+    leaves, structure = jax.tree.flatten(shapes)
+    labels = [
+        fill(each.labels, leaf.shape) for each, leaf in zip(results, leaves, strict=True)
+    ]
+    flat = np.concatenate([np.zeros(0, np.int64), *(each.ravel() for each in labels)])
+    number = components(graph, flat)
+    factors = [np.where(each < 0, -1, number[each]) for each in labels]
+    return Components(number[:dim], jax.tree.unflatten(structure, factors))
+
+
+def confirm(
+    function: Factors,
+    found: Components,
+    params: Tree,
+    positions: Array,
+    rng_key: Array,
+    num_directions: int = 8,
+) -> bool:
+    """Confirm by derivatives that no factor depends on another component's coordinates.
+
+    A random half of the components moves along random directions, then the other half.
+    The derivative of every factor of a component at rest must be exactly zero. A
+    derivative that is not a number counts against ``found`` where the factor is finite.
+
+    Parameters
+    ----------
+    function, found
+        The factors, and what ``find`` says of them.
+    params
+        Changed at random by about a tenth at each position.
+    positions
+        Points at which to differentiate, (num_positions, dim).
+    rng_key
+        Chooses components, directions and params.
+    num_directions
+        Directions at each position.
+    """
+    holds = jax.jit(
+        lambda key, position, flip: _holds(function, found, params, key, position, flip)
+    )
+    keys = random.split(rng_key, (len(positions), math.ceil(num_directions / 2)))
+    return all(
+        bool(holds(keys[i, j // 2], position, bool(j % 2)))
+        for i, position in enumerate(positions)
+        for j in range(num_directions)
+    )
+
+
+def _holds(
+    function: Factors,
+    found: Components,
+    params: Tree,
+    rng_key: Array,
+    position: Array,
+    flip: Array,
+) -> Array:
+    """Test one direction at one position."""
+    params_key, half_key, direction_key = random.split(rng_key, 3)
+    near = _perturb(params_key, params)
+    num_components = int(found.coordinates.max(initial=-1)) + 1
+    moves = random.bernoulli(half_key, shape=(num_components,)) != flip
+    # The last entry is read at -1, by factors that no coordinate may move.
+    moves = jnp.append(moves, False)
+    direction = random.normal(direction_key, position.shape, position.dtype)
+    direction = jnp.where(moves[found.coordinates], direction, 0)
+    factors, tangents = jax.jvp(lambda x: function(near, x), (position,), (direction,))
+    trees = map(jax.tree.leaves, (found.factors, factors, tangents))
+    faults = [
+        jnp.any(~moves[component] & (tangent != 0) & jnp.isfinite(factor))
+        for component, factor, tangent in zip(*trees, strict=True)
+        if tangent.dtype != jax.dtypes.float0
+    ]
+    holds: Array = ~jnp.any(jnp.array([False, *faults]))
+    return holds
+
+
+def _perturb(rng_key: Array, params: Tree) -> Tree:
+    """Change params by about a tenth, keeping the signs of those that are not zero."""
+    leaves, structure = jax.tree.flatten(params)
+    keys = random.split(rng_key, max(len(leaves), 1))
+
+    def near(key: Array, given: Any) -> Array:
+        leaf: Array = jnp.asarray(given)
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        noise = PERTURBATION * random.normal(key, leaf.shape, leaf.dtype)
+        return jnp.where(leaf == 0, noise, leaf * jnp.exp(noise))
+
+    return jax.tree.unflatten(structure, list(map(near, keys, leaves)))

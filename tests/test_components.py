@@ -1,0 +1,250 @@
+"""Latents that are independent given the params have weights of their own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro.distributions import constraints
+from scipy.optimize import minimize
+
+from numpyro_jala import JALAEM
+from numpyro_jala.engine.state import EM_STEP
+from numpyro_jala.inference import programs
+from tests.tools import regression, regression_data
+
+NUM_GROUPS, NUM_ROWS, NUM_STEPS = 30, 600, 30
+#: Rows by group: as many in each, or none, one, and up to five hundred.
+EVEN = np.full(NUM_GROUPS, 20)
+UNEVEN = np.array([0, 1, 1, 1, 2, 500, 6, 4, 8, 5, *[0, 1, 2, 3, 4, 5, 6, 7, 8] * 2, 0, 0])
+UNEVEN[-1] = NUM_ROWS - UNEVEN[:-1].sum()
+
+
+def intercepts(group, y=None):
+    """A normal intercept for each group."""
+    centre = numpyro.param("centre", 0.0)
+    tau = numpyro.param("tau", 1.0, constraint=constraints.positive)
+    sigma = numpyro.param("sigma", 1.0, constraint=constraints.positive)
+    with numpyro.plate("groups", NUM_GROUPS):
+        u = numpyro.sample("u", dist.Normal(0.0, tau))
+    with numpyro.plate("rows", len(group)):
+        numpyro.sample("y", dist.Normal(centre + u[group], sigma), obs=y)
+
+
+def data(sizes, seed=0):
+    """Draw data with the rows of the groups in random order."""
+    rng = np.random.default_rng(seed)
+    group = rng.permutation(np.repeat(np.arange(NUM_GROUPS), sizes))
+    u = 0.8 * rng.normal(size=NUM_GROUPS)
+    y = 1.0 + u[group] + 1.3 * rng.normal(size=NUM_ROWS)
+    return group, y.astype(np.float32)
+
+
+def moments(group, residual, tau, sigma):
+    """Return the mean and the variance of each intercept given the data."""
+    count = np.bincount(group, minlength=NUM_GROUPS)
+    total = np.bincount(group, residual, minlength=NUM_GROUPS)
+    variance = 1 / (1 / tau**2 + count / sigma**2)
+    return variance * total / sigma**2, variance
+
+
+def exact(group, y, centre, tau, sigma):
+    """Return the log-likelihood of the params, the intercepts integrated out."""
+    residual = np.asarray(y, float) - centre
+    mean, variance = moments(group, residual, tau, sigma)
+    seen = -0.5 * np.sum(residual**2) / sigma**2 - y.size * np.log(sigma)
+    integrals = 0.5 * np.sum(mean**2 / variance + np.log(variance / tau**2))
+    return seen - 0.5 * y.size * np.log(2 * np.pi) + integrals
+
+
+def maximum(group, y):
+    def short(z):
+        return -exact(group, y, z[0], *np.exp(z[1:]))
+
+    options = {"xatol": 1e-7, "fatol": 1e-10, "maxiter": 4000}
+    return -minimize(short, np.zeros(3), method="Nelder-Mead", options=options).fun
+
+
+def fit(jala, sizes, seed=0, **options):
+    found = data(sizes)
+    jala.run(random.key(seed), NUM_STEPS, *found, progress_bar=False, **options)
+    return found
+
+
+def scaled_error(jala, group, y):
+    params = {name: float(value) for name, value in jala.params.items()}
+    return (jala.log_evidence - exact(group, y, **params)) / jala.log_evidence_se
+
+
+def assert_exact(jala, group, y):
+    """Assert that the estimate is the maximum, and the log-evidence that at the estimate."""
+    params = {name: float(value) for name, value in jala.params.items()}
+    assert maximum(group, y) - exact(group, y, **params) < 0.01
+    assert 0 < jala.log_evidence_se < 0.1
+    assert abs(scaled_error(jala, group, y)) < 4
+
+
+@pytest.fixture(scope="module")
+def auto():
+    return JALAEM(intercepts)
+
+
+def test_components_agree_with_the_exact_likelihood_and_so_does_one_weight(auto):
+    joint = JALAEM(intercepts, components="joint")
+    for jala, count in ((auto, NUM_GROUPS), (joint, 1)):
+        assert_exact(jala, *fit(jala, EVEN))
+        assert jala.components["num_components"] == count
+
+
+def test_the_reported_error_of_the_evidence_is_its_error(auto):
+    scores = [scaled_error(auto, *fit(auto, EVEN, seed)) for seed in range(1, 9)]
+    assert abs(np.mean(scores)) < 4 / np.sqrt(8)
+    assert 0.3 < np.std(scores, ddof=1) < 2
+
+
+def test_other_groups_of_as_many_rows_have_components_of_their_own(auto, compilations):
+    """Some of them have no row, one has a single row, and one has five hundred."""
+    assert sorted(set(UNEVEN))[:2] == [0, 1] and UNEVEN.max() == 500
+    for sizes in (EVEN, UNEVEN):
+        group, y = fit(auto, sizes)
+        assert_exact(auto, group, y)
+        centre, tau, sigma = (
+            float(auto.params[name]) for name in ("centre", "tau", "sigma")
+        )
+        mean, variance = moments(group, y.astype(float) - centre, tau, sigma)
+        samples, log_weight = auto.get_weighted_samples()
+        np.testing.assert_allclose(np.exp(log_weight).sum(), 1, rtol=1e-5)
+        found = np.exp(log_weight) @ samples["u"]
+        tolerance = 5 * np.sqrt(2 * variance / auto.num_particles)
+        assert (np.abs(found - mean) < tolerance).all()
+        spread = np.exp(log_weight) @ (samples["u"] - found) ** 2
+        np.testing.assert_allclose(spread, variance, rtol=5 * np.sqrt(4 / len(log_weight)))
+    compilations.clear()
+    for sizes in (EVEN, UNEVEN):  # both are known
+        fit(auto, sizes, seed=3)
+    assert not compilations
+
+
+def test_a_killed_run_is_resumed_bit_by_bit(auto, tmp_path, monkeypatch):
+    options = {"checkpoint": tmp_path / "run.npz", "checkpoint_every": 10}
+    run_steps, ascents = programs.run_steps, []
+
+    def fatal(fixed, given, state, stage, *rest):
+        ascents.append(int(stage) == EM_STEP)
+        if sum(ascents) == 3:
+            raise SystemExit
+        return run_steps(fixed, given, state, stage, *rest)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(programs, "run_steps", fatal)
+        fit(auto, UNEVEN, **options)
+    results = []
+    for given in (options, {}):
+        fit(auto, UNEVEN, **given)
+        found = auto.params, auto.log_evidence, auto.get_samples(), auto.standard_errors()
+        results.append(jax.tree.leaves(found))
+    for resumed, whole in zip(*results, strict=True):
+        np.testing.assert_array_equal(resumed, whole)
+
+
+def test_the_pure_functions_take_all_latents_as_one_component(auto):
+    group, y = data(EVEN)
+    start = {"centre": 1.2, "tau": 0.9, "sigma": 1.1}
+    state = auto.init(random.key(0), group, y, init_params=start)
+    assert state.target.temperature.shape == (8, 1)
+    state, info = auto.update(state, group, y)
+    assert 0.5 < info.ess <= 1 and info.died == 0
+    found = auto.finish(state, group, y)
+    params = {name: float(value) for name, value in found.params.items()}
+    error = float(found.log_evidence) - exact(group, y, **params)
+    assert abs(error) < 4 * found.standard_error < 0.4
+
+
+def test_the_pure_functions_refuse_a_state_with_components(auto):
+    group, y = data(EVEN)
+    state = jax.eval_shape(lambda key: auto.init(key, group, y), random.key(0))
+    many = jax.ShapeDtypeStruct((8, NUM_GROUPS), y.dtype)
+    state = state._replace(target=state.target._replace(temperature=many))
+    with pytest.raises(ValueError, match="form 30 components, but init, update"):
+        jax.eval_shape(auto.update, state, group, y)
+
+
+def describe(model, *args):
+    """Look at a model without compiling anything."""
+    jala = JALAEM(model)
+    jala._inspect(random.key(0), args, {})
+    return jala.components, jala.num_particles
+
+
+def test_components_name_the_latents_of_each_site():
+    group = np.array([0, 0, 2, 1, 2])
+
+    def slopes(x, y):
+        with numpyro.plate("groups", 4):
+            a = numpyro.sample("a", dist.Normal())
+            b = numpyro.sample("b", dist.Normal().expand([2]).to_event(1))
+        numpyro.sample("y", dist.Normal(a[group] + (b[group] * x).sum(-1), 1.0), obs=y)
+
+    found, _ = describe(slopes, np.ones((5, 2), np.float32), np.zeros(5, np.float32))
+    assert set(found) == {"num_components", "sizes", "a", "b"}
+    # The last group has no rows, and there is nothing to link its two latent sites.
+    assert found["num_components"] == 5
+    np.testing.assert_array_equal(found["b"][:, 0], found["b"][:, 1])
+    np.testing.assert_array_equal(found["a"][:3], found["b"][:3, 0])
+    assert len({*found["a"], *found["b"][:, 0]}) == 5
+    sizes = [found["sizes"][i] for i in (*found["a"][:3], found["a"][3], found["b"][3, 0])]
+    assert sizes == [3, 3, 3, 1, 2]
+
+
+def crossed(group, y):
+    with numpyro.plate("first", 4):
+        a = numpyro.sample("a", dist.Normal())
+    with numpyro.plate("second", 5):
+        b = numpyro.sample("b", dist.Normal())
+    numpyro.sample("y", dist.Normal(a[group % 4] + b[group % 5], 1.0), obs=y)
+
+
+@pytest.mark.parametrize("model", [regression, crossed])
+def test_latents_that_are_all_tied_are_one_component(model):
+    many = np.arange(20), np.zeros(20, np.float32)
+    found, num_particles = describe(
+        model, *(regression_data() if model is regression else many)
+    )
+    assert found["num_components"] == 1 and num_particles == 512
+    assert all(
+        (found[name] == 0).all() for name in found.keys() - {"sizes", "num_components"}
+    )
+
+
+def test_what_is_asked_of_an_object_is_about_its_last_data():
+    jala = JALAEM(crossed)
+    # Of twenty rows all are tied; in the other data the rows say less.
+    tied, loose = np.arange(20), np.zeros(20, int)
+    y = np.zeros(20, np.float32)
+    for group, count in ((tied, 1), (loose, 8), (tied, 1), (loose, 8)):
+        jala._inspect(random.key(0), (group, y), {})
+        assert jala.components["num_components"] == count
+
+
+def test_data_of_half_precision_are_told_apart():
+    def model(x, y):
+        with numpyro.plate("rows", 3):
+            z = numpyro.sample("z", dist.Normal())
+            numpyro.sample("y", dist.Normal(z * x.astype(float), 1.0), obs=y)
+
+    found, _ = describe(model, jnp.ones(3, jnp.bfloat16), np.zeros(3, np.float32))
+    assert found["num_components"] == 3
+
+
+def test_few_particles_are_enough_for_many_components():
+    group = np.repeat(np.arange(NUM_GROUPS), 20)
+    found, num_particles = describe(intercepts, group, np.zeros(NUM_ROWS, np.float32))
+    assert found["num_components"] == NUM_GROUPS
+    assert num_particles < 512 and num_particles % 8 == 0
+
+
+def test_other_words_for_components_are_refused():
+    with pytest.raises(ValueError, match="components='other' is neither 'auto'.*'joint'"):
+        JALAEM(intercepts, components="other")
