@@ -17,4 +17,4 @@ __all__ = [
     "likelihood_ratio_test",
     "print_comparison",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
