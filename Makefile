@@ -5,7 +5,7 @@ TESTS ?= tests
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint types docs clean
+.PHONY: setup demo test lint types docs dist clean
 
 setup: $(STAMP)
 
@@ -39,6 +39,10 @@ docs: $(VENV)/.installed-docs
 $(VENV)/.installed-docs: $(STAMP)
 	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -e ".[docs]"
 	touch "$@"
+
+# The links of the published README lead to NUMPYRO_JALA_REPOSITORY: see hatch_build.py.
+dist: $(STAMP)
+	"$(BIN)/python" -m hatchling build
 
 clean:
 	rm -rf docs/_build .venv .venv-new "$(VENV)" build dist demo_output paper_output

@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import yaml
 
 import numpyro_jala
 
@@ -117,3 +118,16 @@ def test_the_package_works_where_it_is_installed(installed, tmp_path):
     ).split()
     assert Path(file).is_relative_to(installed.parents[1])
     assert version == declared == numpyro_jala.__version__
+
+
+def test_workflows_call_what_there_is():
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M))
+    called = set()
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        jobs = yaml.safe_load(path.read_text())["jobs"]
+        steps = [step for job in jobs.values() for step in job["steps"]]
+        assert all(("run" in step) != ("uses" in step) for step in steps), path
+        lines = "\n".join(step.get("run", "") for step in steps)
+        called |= set(re.findall(r"make (\w+)", lines))
+    assert called == {"test", "lint", "types", "docs", "dist"}
+    assert called <= targets
