@@ -1,5 +1,6 @@
 """What the benchmarks compare with is right."""
 
+import json
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -9,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import random
+from numpyro import handlers
+from numpyro.infer import Predictive, log_likelihood
 
 from numpyro_jala.model.inspection import lay_out
 from numpyro_jala.model.sites import run_once
@@ -46,3 +49,59 @@ def test_the_potential_by_hand_is_that_of_the_model(benchmark):
     ours = jax.vmap(lambda x: joint(params, jnp.ones(()), x))(w)
     by_hand = jax.vmap(lambda x: fused.logistic_potential(params[0], x, *data))(w)
     np.testing.assert_allclose(ours - ours[0], by_hand - by_hand[0], rtol=1e-4, atol=1e-2)
+
+
+GROUP_STUDIES = (
+    "binary_100 slopes nested ordinal zero_inflated negative_binomial gamma_poisson "
+    "beta_binomial"
+).split()
+
+
+@pytest.mark.parametrize("name", GROUP_STUDIES)
+def test_quadrature_integrates_the_model_of_groups(benchmark, name):
+    """The likelihood is the mean of the data's density over draws from the prior."""
+    models = benchmark("group_models")
+    is_nested = name == "nested"  # one place has a pair, the others another row
+    study = models.STUDIES[name]
+    few = {"beta": [-0.5, 0.3]} if "beta" in study.truth else {}  # small counts
+    shape = (3, 3) if is_nested else (2, 2)
+    study = study._replace(shape=shape, truth={**study.truth, **few})
+    data = models.draw(study, 3)
+    args = models.arrange(study, data)
+    params = {key: np.asarray(value, float) for key, value in study.truth.items()}
+    model = handlers.substitute(study.model, data=params)
+    blind = handlers.uncondition(model)
+    draws = Predictive(blind, num_samples=50_000)(random.key(0), *args)
+    latents = {key: value for key, value in draws.items() if key not in ("y", *params)}
+    found = log_likelihood(model, latents, *args)["y"].sum(-1)
+    exact = study.exact(data, params, study.width)
+    assert_mean(
+        np.exp(np.asarray(found, float) - exact), 1.0, resolution=0.2 if is_nested else 0.05
+    )
+    assert abs(exact - study.exact(data, params, 0.7 * study.width)) < 1e-4
+
+
+def test_the_maximum_by_differences_is_that_of_a_normal_sample(benchmark):
+    y = np.random.default_rng(0).normal(3.0, 2.0, 50)
+
+    def log_density(point):
+        return -0.5 * np.sum(((y - point[0]) / point[1]) ** 2) - y.size * np.log(point[1])
+
+    best = benchmark("groups").maximise(log_density, np.array([2.0, 1.0]))
+    sd = y.std()
+    np.testing.assert_allclose(best.params, [y.mean(), sd], rtol=1e-4)
+    errors = [sd / np.sqrt(y.size), sd / np.sqrt(2 * y.size)]
+    np.testing.assert_allclose(best.standard_errors, errors, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_benchmark_of_groups_prints_a_record_for_each_seed(benchmark, capsys):
+    groups = benchmark("groups")
+    small = groups.STUDIES["gamma_poisson"]._replace(shape=(25, 4))
+    groups.STUDIES["small"] = small
+    groups.measure("small", range(2), 10, with_maximum=True)
+    first, second, summary = map(json.loads, capsys.readouterr().out.splitlines())
+    for record in (first, second):
+        assert record["num_components"] == 25 and record["quadrature_error"] == 0
+        assert abs(record["z"]) < 4 and record["worst_shift"] < 0.2
+    assert summary["num_seeds"] == 2 and summary["worst_shift"] < 0.2
