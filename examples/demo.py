@@ -1,6 +1,6 @@
 """Do people differ in how lack of sleep slows them down, or only in how fast they are?
 
-Fits two models of the sleep study (see data/README.md) by maximum marginal likelihood
+Fits two models of the sleep study of Belenky et al. (2003) by maximum marginal likelihood
 and compares their log-evidences. In both models the integral over the subjects is
 Gaussian, so lme4 knows the answers.
 """
@@ -18,9 +18,7 @@ import numpyro.distributions as dist
 from matplotlib.figure import Figure
 from numpyro.distributions import constraints
 
-from numpyro_jala import JALAEM
-
-DATA = Path(__file__).parent / "data" / "sleepstudy.csv"
+from numpyro_jala import JALAEM, datasets
 
 # Maximum likelihood fits of lme4 1.1-31: Bates, Mächler, Bolker and Walker (2015),
 # Journal of Statistical Software 67(1).
@@ -50,13 +48,6 @@ class Fit(NamedTuple):
     name: str
     jala: JALAEM
     idata: Any
-
-
-def read_data(path):
-    """Return subjects numbered from 0, days, and reaction times in milliseconds."""
-    reaction, days, subject = np.loadtxt(path, delimiter=",", skiprows=1, unpack=True)
-    _, index = np.unique(subject, return_inverse=True)
-    return index, days.astype(np.float32), reaction.astype(np.float32)
 
 
 def fixed_effects_and_noise():
@@ -179,7 +170,7 @@ def parse(argv):
 def main(argv=None):
     args = parse(argv)
     args.output.mkdir(parents=True, exist_ok=True)
-    data = read_data(DATA)
+    data = datasets.load_sleepstudy()[:3]  # subject, days, reaction
     keys = jax.random.split(jax.random.key(args.seed), len(MODELS))
     results = [
         fit(key, name, args.steps, data) for key, name in zip(keys, MODELS, strict=True)

@@ -19,7 +19,7 @@ SOURCES = {
 
 #: From the ground up: a room imports itself and those below. On top stand single files.
 ROOMS = (
-    ("_typing",),
+    ("_typing", "datasets"),
     ("backend",),
     ("engine",),
     ("model",),
@@ -165,6 +165,7 @@ def test_every_public_name_is_on_the_api_page():
     named = set(re.findall(r"^\.\. (?:auto|py:)\w+:: (\w+)$", page, re.M))
     assert named == set(numpyro_jala.__all__)
     assert ".. automodule:: numpyro_jala.plots" in page
+    assert ".. automodule:: numpyro_jala.datasets" in page
 
 
 def test_every_public_name_has_a_docstring():

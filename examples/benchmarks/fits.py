@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,9 +11,11 @@ import numpyro
 import numpyro.distributions as dist
 from fused import PRIOR_VARIANCE
 from numpyro.distributions import constraints
-from problems import DATA, Params, glmm, log_poisson, wisconsin
+from problems import Params, glmm, log_poisson, wisconsin
 from quadrature import Array, approximate, float32, float64, integrate_groups
 from scipy import optimize, special, stats
+
+from numpyro_jala import datasets
 
 NUM_SUBJECTS = 18
 FAR_START = {
@@ -50,11 +51,8 @@ def sleepstudy_model(subject: Array, days: Array, reaction: Array) -> None:
 
 def sleepstudy_data() -> tuple[Array, ...]:
     """Read the subject's index, the day and the reaction time in milliseconds."""
-    with (DATA / "sleepstudy.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    subject = np.unique([row["Subject"] for row in rows], return_inverse=True)[1]
-    days, reaction = ([float(row[name]) for row in rows] for name in ("Days", "Reaction"))
-    return subject.astype(np.int32), *float32(days, reaction)
+    data = datasets.load_sleepstudy()
+    return data.subject.astype(np.int32), *float32(data.days, data.reaction)
 
 
 def sleepstudy() -> Fit:

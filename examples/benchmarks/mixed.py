@@ -7,7 +7,6 @@ standard deviation for each scale. Run ``python examples/benchmarks/mixed.py --h
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import warnings
 from collections.abc import Callable
@@ -23,9 +22,8 @@ from numpyro.contrib.control_flow import scan
 from numpyro.distributions import constraints
 from records import emit
 
-from numpyro_jala import JALAEM
+from numpyro_jala import JALAEM, datasets
 
-DATA = Path(__file__).parents[1] / "data"
 REFERENCES = Path(__file__).with_name("mixed_references.json")
 Table = dict[str, np.ndarray]
 
@@ -40,15 +38,8 @@ class Case(NamedTuple):
 
 def read(name: str) -> Table:
     """Read a table, numbers as float32."""
-    with (DATA / f"{name}.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    columns = {key: np.array([row[key] for row in rows]) for key in rows[0]}
-    for key, column in columns.items():
-        try:
-            columns[key] = column.astype(np.float32)
-        except ValueError:
-            continue
-    return columns
+    columns = datasets.read_table(name).items()
+    return {key: c.astype(np.float32) if c.dtype.kind == "f" else c for key, c in columns}
 
 
 def index(column: np.ndarray) -> np.ndarray:
