@@ -120,6 +120,20 @@ def test_the_package_works_where_it_is_installed(installed, tmp_path):
     assert version == declared == numpyro_jala.__version__
 
 
+@pytest.mark.slow
+def test_a_tutorial_runs_where_the_package_is_installed(installed, tmp_path):
+    page = (ROOT / "docs" / "start.md").read_text()
+    cells = re.findall(r"```\{code-cell\} python\n(.*?)```", page, re.S)
+    assert len(cells) > 5
+    (tmp_path / "tutorial.py").write_text("\n".join(cells))
+    quiet = ("-W", "error", "-W", "ignore::FutureWarning")  # ArviZ announces ArviZ 1.0
+    environment = {**os.environ, "MPLBACKEND": "Agg"}
+    command = (str(installed), *quiet, "tutorial.py")
+    printed = run(*command, cwd=tmp_path, env=environment)
+    assert "log-evidence" in printed and "heavy tails" in printed
+    assert {path.name for path in tmp_path.iterdir()} == {"tutorial.py", "fit.nc"}
+
+
 def test_workflows_call_what_there_is():
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M))
     called = set()
