@@ -85,8 +85,8 @@ class JALAEM(Fitter):
         on the observed information for up to 64 parameters and Adam above, both within
         a trust region of what the particles can follow.
     num_particles, num_islands
-        Particles in all, and the groups they form. Groups learn from each other and
-        their spread is the error bar. By default 512 particles if the latents form one
+        The total number of particles, and the number of islands that they form. Each
+        island adapts to the others, and their spread is the error bar. By default 512 particles if the latents form one
         component, and fewer if they form many small ones, whose noise averages out.
     step_size
         Of the Langevin moves; adapted by default.
@@ -100,8 +100,8 @@ class JALAEM(Fitter):
         Where annealing starts: "prior", "laplace", a Gaussian autoguide, which is then
         fitted, or a pair of one and its fitted params.
     annealing_effort
-        How many times as many moves to take on the way to the posterior. Slower, very
-        many latents keep up, and the islands agree on the evidence along the path.
+        Multiplies the number of annealing moves. More of them reduce the error of the
+        evidence along the path, which matters with thousands of latents.
     matmul_precision
         Of the model's matrix products, as in :func:`jax.default_matmul_precision`. By
         default the fastest that is right to float32, which the evidence needs: an

@@ -195,7 +195,7 @@ def information_basis(
 
 
 def decrement(info: InformationBasis, score: Array) -> Array:
-    r"""Return :math:`\frac12 g^\top I^{-1} g`, the nats a full Newton step promises."""
+    r"""Return :math:`\frac12 g^\top I^{-1} g`, the Newton decrement."""
     return 0.5 * jnp.sum((info.basis.T @ score) ** 2 / info.observed)
 
 
