@@ -90,10 +90,12 @@ def initial_state(fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array) -> 
     position = reference.draw(draw_key, layout, params, data.arrays, data.gaussian, shape)
     temperature = jnp.zeros((shape[0], layout.partition.num_components), position.dtype)
     target = Target(params, temperature)
-    zero = jnp.zeros((), position.dtype)
+    first = jnp.zeros((), position.dtype)
+    if data.gaussian is None:
+        first = layout.log_prior_mass(params, data.arrays)
     problem = problem_of(fixed, data)
     return sampler.initial_state(
-        state_key, problem, settings, target, position, zero, ascends=False
+        state_key, problem, settings, target, position, first, ascends=False
     )
 
 

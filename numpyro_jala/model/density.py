@@ -24,7 +24,7 @@ from numpyro_jala._typing import Array, Potential, PRNGKey, Tree
 from numpyro_jala.engine.partition import Partition, joint
 from numpyro_jala.model.arguments import Call
 from numpyro_jala.model.components import Components, TermFn, Terms
-from numpyro_jala.model.sites import Site, Trace, is_data, is_factor
+from numpyro_jala.model.sites import Site, Trace, is_data, is_factor, num_masked
 from numpyro_jala.model.supports import from_support, to_support, unconstrained
 
 
@@ -257,6 +257,20 @@ class Layout:
     def draw_prior(self, rng_key: PRNGKey, params: Array, arrays: list[Array]) -> Array:
         """Draw one unconstrained position from the prior at the given parameters."""
         return self._ravel_sites(self.trace(rng_key, params, arrays))
+
+    def log_prior_mass(self, params: Array, arrays: list[Array]) -> Array:
+        """Return the logarithm of what the density of the prior sums up to.
+
+        Zero, unless discrete latents are masked: then each of their values counts one.
+        """
+        mass = jnp.zeros((), self.anchor.dtype)
+        if not self.discrete:
+            return mass
+        sites = self.trace(jax.random.key(0), params, arrays)
+        for site in (sites[name] for name in self.discrete):
+            num_values = len(site["fn"].enumerate_support(expand=False))
+            mass += num_masked(site) * jnp.log(jnp.asarray(num_values, mass.dtype))
+        return mass
 
     def _replay(
         self,

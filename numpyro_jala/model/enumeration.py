@@ -10,14 +10,23 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import random
 from jax.scipy.special import logsumexp
 from numpyro import handlers
 
-from numpyro_jala._typing import Array
+from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.model.density import Layout
-from numpyro_jala.model.sites import Site, Trace, in_control_flow
+from numpyro_jala.model.sites import (
+    Site,
+    Trace,
+    in_control_flow,
+    is_masked,
+    num_masked,
+)
 
 _MOST_ASSIGNMENTS = 64
+#: Draws from the prior at which masks are looked at.
+_NUM_LOOKS = 8
 
 
 def check_sum(layout: Layout, trace: Trace, arrays: list[Array]) -> None:
@@ -59,6 +68,30 @@ def check_sum(layout: Layout, trace: Trace, arrays: list[Array]) -> None:
             "each step, which is another model. Draw them in the body, at every step the "
             "value of the step before with probability one."
         )
+
+
+def check_masks(layout: Layout, trace: Trace, arrays: list[Array]) -> None:
+    """Check that a mask takes the same away from discrete latents whatever is drawn.
+
+    A masked draw has no prior, and the sum counts each of its values. Where the mask
+    depends on latents, so does the mass of the prior, which is then not known.
+    """
+    masked = [name for name in layout.discrete if is_masked(trace[name])]
+    if not masked:
+        return
+
+    def count(rng_key: PRNGKey) -> dict[str, Array]:
+        sites = layout.trace(rng_key, layout.init_params, arrays)
+        return {name: num_masked(sites[name]) for name in masked}
+
+    for name, counts in jax.vmap(count)(random.split(random.key(0), _NUM_LOOKS)).items():
+        if not isinstance(counts, jax.core.Tracer) and np.ptp(counts) > 0:
+            raise ValueError(
+                f"Discrete latent {name!r} has a mask that depends on latents, so that the "
+                "mass of its prior does, and the evidence is not defined. Where there is "
+                "nothing to draw, give one value probability one; mask the observed "
+                "sites alone."
+            )
 
 
 def _values(site: Site) -> np.ndarray:

@@ -20,7 +20,7 @@ from numpyro_jala.backend import blocks, precision
 from numpyro_jala.model.arguments import split_call
 from numpyro_jala.model.components import Components, find_components
 from numpyro_jala.model.density import Layout
-from numpyro_jala.model.enumeration import check_sum
+from numpyro_jala.model.enumeration import check_masks, check_sum
 from numpyro_jala.model.sites import (
     Site,
     Trace,
@@ -111,6 +111,7 @@ def lay_out(
     arrays = split_call(args, kwargs, keep_arrays)[1]
     program = _trace_density(layout, arrays)
     layout = replace(layout, width=blocks.widest(program))
+    check_masks(layout, trace, arrays)
     check_sum(layout, trace, arrays)
     if matmul_precision is None:
         fastest = precision.choose(jax.default_backend(), program, layout.dim)

@@ -58,6 +58,16 @@ def is_masked(site: Site) -> bool:
     return any(isinstance(fn, MaskedDistribution) for fn in _layers(site["fn"]))
 
 
+def num_masked(site: Site) -> Any:
+    """Count the draws of a site whose density a mask takes away."""
+    shape = site["fn"].batch_shape
+    masks = [f._mask for f in _layers(site["fn"]) if isinstance(f, MaskedDistribution)]
+    kept = jnp.ones(shape, bool)
+    for mask in masks:
+        kept &= jnp.broadcast_to(jnp.asarray(mask, bool), shape)
+    return jnp.sum(~kept)
+
+
 def is_scaled(site: Site) -> bool:
     """Tell whether the site's log-density is multiplied by other than one."""
     scale = site.get("scale")

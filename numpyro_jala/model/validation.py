@@ -20,6 +20,7 @@ from numpyro_jala.model.sites import (
     is_masked,
     is_scaled,
     latent_sites,
+    num_masked,
 )
 
 #: Share of equal draws that is not chance, even in single precision.
@@ -195,9 +196,25 @@ def _site_warnings(name: str, site: Site) -> list[str]:
             "that of a likelihood to a power, not of the data. Compare it only with models "
             "scaled alike, and do not trust the standard errors."
         ]
+    if site["type"] == "sample" and not site["is_observed"] and is_discrete(site):
+        return _masked_discrete(name, site)
     if is_data(site):
         return _broadcast(name, np.shape(site["value"]), tuple(site["fn"].shape()))
     return []
+
+
+def _masked_discrete(name: str, site: Site) -> list[str]:
+    count = num_masked(site)
+    if isinstance(count, jax.core.Tracer) or not count:
+        return []
+    num_values = len(site["fn"].enumerate_support(expand=False))
+    mass = int(count) * np.log(num_values)
+    return [
+        f"Of discrete latent {name!r} {int(count)} draws are masked: they have no prior, and "
+        f"each of their {num_values} values counts in the sum. The log-evidence has "
+        f"{mass:.2f} nats by that: compare it only with models masked alike. To have a "
+        "proper prior, mask the observed sites alone."
+    ]
 
 
 def _broadcast(name: str, seen: tuple[int, ...], shape: tuple[int, ...]) -> list[str]:

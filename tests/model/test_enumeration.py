@@ -1,7 +1,12 @@
 """Discrete latents beside and within a scan: summed out as by hand, or refused."""
 
 import itertools
+import json
+import os
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +23,7 @@ from scipy.stats import multivariate_normal, norm
 from numpyro_jala import JALAEM
 from numpyro_jala.model.inspection import lay_out
 from numpyro_jala.model.sites import run_once
+from tests import fuzz_discrete
 
 TURN = jnp.array([[0.7, 0.3], [0.2, 0.8]])
 SEEN = np.array([0.3, 1.0, 2.0, -1.0], np.float32)
@@ -122,3 +128,85 @@ def test_a_discrete_latent_beside_a_scan_is_summed_out():
 def test_a_sum_that_is_not_right_is_refused(model, words):
     with pytest.raises(ValueError, match=words):
         JALAEM(model).run(random.key(0), 0)
+
+
+CAPTURED = np.array([[0, 1, 1, 1], [0, 0, 1, 0], [1, 0, 0, 1], [0, 1, 0, 1]], np.int32)
+
+
+def recapture(h, hides="both"):
+    """Animals that are seen or not, from the time when they were first seen."""
+    survival = numpyro.sample("survival", dist.Uniform())
+    caught = numpyro.sample("caught", dist.Uniform())
+
+    def move(carry, y):
+        seen, alive = carry
+        hidden = alive == 1 if hides == "latent" else seen
+        with numpyro.plate("animals", len(h), dim=-1), numpyro.handlers.mask(mask=hidden):
+            p = dist.util.clamp_probs(seen * survival * alive + (1 - seen))
+            alive = numpyro.sample("alive", dist.Bernoulli(p))
+            p = dist.util.clamp_probs(caught * alive)
+            numpyro.sample("y", dist.Bernoulli(p), obs=y)
+        return (seen | y.astype(bool), alive), None
+
+    start = h[:, 0].astype(bool), jnp.ones(len(h), jnp.int32)
+    scan(move, start, jnp.swapaxes(h[:, 1:], 0, 1))
+
+
+def recapture_evidence(h, num_points=100):
+    """Sum and integrate by hand; what is masked counts one for each value."""
+    grid = (np.arange(num_points) + 0.5) / num_points
+    survival, caught = np.meshgrid(grid, grid)
+    product = np.ones_like(survival)
+    for history in h:
+        total = 0.0
+        for path in itertools.product((0, 1), repeat=len(history) - 1):
+            term, alive, seen = 1.0, 1, bool(history[0])
+            for now, y in zip(path, history[1:], strict=True):
+                if seen:
+                    lives, shows = survival * alive, caught * now
+                    term = term * (lives if now else 1 - lives)
+                    term = term * (shows if y else 1 - shows)
+                alive, seen = now, seen or bool(y)
+            total = total + term
+        product = product * total
+    return np.log(product.mean())
+
+
+FITTED = """
+import json, warnings
+from jax import random
+from numpyro_jala import JALAEM
+from tests.model.test_enumeration import CAPTURED, recapture
+jala = JALAEM(recapture, num_particles=256)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    jala.run(random.key(0), 0, CAPTURED, progress_bar=False)
+said = [str(each.message) for each in caught]
+print(json.dumps([jala.log_evidence, jala.log_evidence_se, jala.diagnostics(), said]))
+"""
+
+
+def test_a_boolean_in_a_carry_and_in_a_mask_is_no_fault():
+    # In a process of its own: a fault would end this one.
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-W", "ignore", "-c", FITTED]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()[-2_000:]
+    found, error, figures, said = json.loads(done.stdout.decode().splitlines()[-1])
+    exact = recapture_evidence(CAPTURED)
+    assert abs(found - exact) < 4 * error + 0.01 < 0.2
+    spread = figures["recursive_log_evidence_sd"] / np.sqrt(8)
+    assert abs(figures["recursive_log_evidence"] - exact) < 4 * spread < 0.6
+    assert len(said) == 1 and "'alive' 4 draws are masked" in said[0]
+    assert f"{4 * np.log(2):.2f} nats" in said[0]
+
+
+def test_a_mask_that_depends_on_a_latent_is_refused():
+    with pytest.raises(ValueError, match="'alive' has a mask that depends on latents"):
+        JALAEM(recapture).run(random.key(0), 0, CAPTURED, "latent", progress_bar=False)
+
+
+def test_discrete_latents_masks_and_booleans_at_random_are_no_fault():
+    ends = [row["how"] for row in fuzz_discrete.fuzz(num_models=4, first_seed=3)]
+    assert set(ends) <= {"right", "refused"} and "right" in ends
