@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -190,9 +191,11 @@ CASES = (
 def measure(name: str, num_steps: int, seed: int, jala: JALAEM, case: Case) -> None:
     """Fit once, and print the errors in units of the reference's standard errors."""
     reference = json.loads(REFERENCES.read_text())[name]
+    start = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         jala.run(random.key(seed), num_steps, *case.args, progress_bar=False)
+    seconds = time.perf_counter() - start
     errors = jala.standard_errors()
     exact = dict(zip(case.names, reference["estimates"].values(), strict=True))
     if set(case.names) == set(reference["estimates"]):
@@ -209,6 +212,7 @@ def measure(name: str, num_steps: int, seed: int, jala: JALAEM, case: Case) -> N
         {
             "case": name,
             "seed": seed,
+            "seconds": round(seconds, 2),
             "worst_shift": max(map(abs, shifts.values())),
             "worst_se_error": max(map(abs, ratios.values())),
             "log_likelihood_error": jala.log_evidence - reference["log_likelihood"],
