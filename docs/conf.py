@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from urllib.request import urlopen
 
 from numpyro_jala import __version__
 
@@ -13,6 +14,7 @@ version = release = __version__
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
+    "sphinx.ext.intersphinx",
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
@@ -31,6 +33,31 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 napoleon_google_docstring = False
 napoleon_use_rtype = False
+
+
+def _is_reachable(address: str) -> bool:
+    """Tell whether a project's list of names can be read."""
+    try:
+        with urlopen(f"{address}objects.inv", timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+# Names of other projects are links where their pages can be reached. Without a network they
+# are plain text, and the build does not fail.
+_PROJECTS = {
+    "arviz": "https://python.arviz.org/en/stable/",
+    "jax": "https://docs.jax.dev/en/latest/",
+    "numpy": "https://numpy.org/doc/stable/",
+    "numpyro": "https://num.pyro.ai/en/stable/",
+    "optax": "https://optax.readthedocs.io/en/latest/",
+    "pandas": "https://pandas.pydata.org/docs/",
+    "xarray": "https://docs.xarray.dev/en/stable/",
+}
+intersphinx_mapping = {
+    name: (address, None) for name, address in _PROJECTS.items() if _is_reachable(address)
+}
 
 # A cell that fails, or says anything on its error stream, fails the build.
 nb_execution_mode = "force"

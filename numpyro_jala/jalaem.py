@@ -50,12 +50,20 @@ class Start(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """What :meth:`JALAEM.finish` finds."""
+    """What :meth:`JALAEM.finish` finds.
 
-    params: dict[str, Tree]  # constrained
+    params
+        The estimates, constrained, by the names of their sites.
+    log_evidence, standard_error
+        At the estimates, and its standard error.
+    state
+        At the estimates: its weighted particles represent the posterior of the latents.
+    """
+
+    params: dict[str, Tree]
     log_evidence: Array  # ()
-    standard_error: Array  # (), of the log-evidence
-    state: State  # at rest: its weighted particles stand for the posterior there
+    standard_error: Array  # ()
+    state: State
 
 
 def _check_components(state: State, partition: Partition) -> None:
@@ -86,8 +94,9 @@ class JALAEM(Fitter):
         a trust region of what the particles can follow.
     num_particles, num_islands
         The total number of particles, and the number of islands that they form. Each
-        island adapts to the others, and their spread is the error bar. By default 512 particles if the latents form one
-        component, and fewer if they form many small ones, whose noise averages out.
+        island adapts to the others, and their spread is the error bar. By default 512
+        particles if the latents form one component, and fewer if they form many small
+        ones, whose noise averages out.
     step_size
         Of the Langevin moves; adapted by default.
     preconditioner

@@ -1,9 +1,17 @@
 """The pages speak of files, functions and tests that exist."""
 
+import os
 import re
+import runpy
+import urllib.error
+import urllib.request
+from contextlib import nullcontext
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
+from numpyro import handlers
 
 ROOT = Path(__file__).parents[1]
 
@@ -64,3 +72,53 @@ def test_no_old_word_is_left():
         for match in spoken.finditer(path.read_text())
     ]
     assert found == []
+
+
+def cells(page):
+    """Return the code of a page, cell by cell."""
+    text = (ROOT / "docs" / page).read_text()
+    return re.findall(r"```\{code-cell\} python\n(.*?)```", text, re.S)
+
+
+def slopes_of_the_likelihood(model, data):
+    """Return the derivative of the log-likelihood by each latent, at a draw of them."""
+
+    def draw():
+        sites = handlers.trace(handlers.seed(model, 0)).get_trace(*data).values()
+        unseen = [site for site in sites if not site.get("is_observed", False)]
+        kinds = ("sample", "param")
+        return [
+            {site["name"]: site["value"] for site in unseen if site["type"] == kind}
+            for kind in kinds
+        ]
+
+    def log_likelihood(latents, params):
+        held = handlers.substitute(model, {**params, **latents})
+        sites = handlers.trace(handlers.seed(held, 0)).get_trace(*data).values()
+        seen = [site for site in sites if site.get("is_observed", False)]
+        return sum(site["fn"].log_prob(site["value"]).sum() for site in seen)
+
+    return jax.jit(lambda: jax.grad(log_likelihood)(*draw()))()
+
+
+def test_every_effect_of_the_models_from_formulas_touches_the_data():
+    names = {}
+    exec("\n".join(cells("formulas.md")), names)
+    assert len(names["models"]) == 6
+    for model, data in names["models"].items():
+        for slope in slopes_of_the_likelihood(model, data).values():
+            assert jnp.isfinite(slope).all() and (slope != 0).all(), model.__name__
+
+
+def test_names_of_other_projects_are_links_only_with_a_network(monkeypatch):
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # which the file changes
+
+    def configured(urlopen):
+        monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+        return runpy.run_path(str(ROOT / "docs" / "conf.py"))["intersphinx_mapping"]
+
+    def unreachable(*_, **__):
+        raise urllib.error.URLError("no network")
+
+    assert configured(unreachable) == {}
+    assert {"arviz", "jax", "numpyro"} < set(configured(lambda *_, **__: nullcontext()))

@@ -91,11 +91,29 @@ class Plan(NamedTuple):
 
 
 class State(NamedTuple):
-    """All that the next step depends on."""
+    """All that the next step depends on.
+
+    rng_key
+        Split by each step.
+    num_moves, num_steps
+        Moves of the particles so far, and how many of them were EM steps.
+    target
+        Parameters, unconstrained and flat, and the temperature of each component.
+    plan
+        The next target, chosen at the end of the last step.
+    cloud
+        The weighted particles.
+    log_step_size, factor
+        Step sizes of the Langevin moves, and the preconditioner.
+    optim_state
+        Of the Optax optimiser, if there is one.
+    mean_params
+        The average of the parameters over the last EM steps.
+    """
 
     rng_key: PRNGKey
     num_moves: Array  # ()
-    num_steps: Array  # (), of these with the parameters ascending
+    num_steps: Array  # ()
     target: Target
     plan: Plan
     cloud: Cloud
@@ -119,6 +137,12 @@ class Info(NamedTuple):
         Share of islands and components that were resampled.
     step_size
         The mean over islands and components.
+    grad_norm
+        Norm of the estimated gradient of the log marginal likelihood.
+    newton_decrement
+        Nats that a full Newton step would gain.
+    died
+        Particles that came to a density that is not finite.
     """
 
     params: Array  # (num_params,), or (0,) if these are very many
