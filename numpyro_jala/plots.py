@@ -15,22 +15,11 @@ import pandas as pd
 import xarray as xr
 
 from numpyro_jala.results.estimates import label_entries
+from numpyro_jala.results.groups import find_group
 
 _BAND = 2.0  # standard errors on either side
 _MOST_PARAMS = 24
-
-
-def _group(idata: Any, name: str) -> xr.Dataset:
-    """Return a group of either generation of ArviZ."""
-    names = idata.groups() if callable(idata.groups) else tuple(idata.children)
-    if name not in names:
-        raise ValueError(
-            f"The result has no group {name!r}: it has {', '.join(names)}. A run without "
-            "params or with num_steps=0 has no em_trace and no estimate, and one that "
-            "started from given particles no anneal_trace."
-        )
-    group = idata[name]
-    return group.to_dataset() if hasattr(group, "to_dataset") else group
+_MOST_NAMED = 80  # groups whose names can still be read
 
 
 def _check_weighted(idata: Any) -> None:
@@ -60,7 +49,7 @@ def plot_params(
     axes
         One for each entry of the params.
     """
-    trace, estimate = _group(idata, "em_trace"), _group(idata, "estimate")
+    trace, estimate = find_group(idata, "em_trace"), find_group(idata, "estimate")
     known = [str(name) for name in estimate.data_vars]
     names = known if var_names is None else list(var_names)
     unknown = [name for name in names if name not in known]
@@ -96,7 +85,7 @@ def plot_params(
 def plot_log_evidence(idata: Any, ax: Any = None) -> Any:
     """Draw the log-evidence along the way, and the estimate at the end of it."""
     _check_weighted(idata)
-    trace, ax = _group(idata, "em_trace"), _axes(ax)
+    trace, ax = find_group(idata, "em_trace"), _axes(ax)
     value, error = trace["log_evidence"].values, trace["log_evidence_se"].values
     ax.plot(trace["step"], value, label="along the path")
     reach = _BAND * error
@@ -116,7 +105,7 @@ def _stages(idata: Any) -> list[tuple[str, xr.Dataset]]:
     found = []
     for name in ("anneal_trace", "em_trace"):
         try:
-            found.append((name.removesuffix("_trace"), _group(idata, name)))
+            found.append((name.removesuffix("_trace"), find_group(idata, name)))
         except ValueError:
             continue
     return found
@@ -141,7 +130,7 @@ def plot_ess(idata: Any, ax: Any = None) -> Any:
 
 def plot_temperature(idata: Any, ax: Any = None) -> Any:
     """Draw the path from the reference (0) to the posterior (1)."""
-    trace, ax = _group(idata, "anneal_trace"), _axes(ax)
+    trace, ax = find_group(idata, "anneal_trace"), _axes(ax)
     ax.plot(trace["step"], trace["temperature"])
     ax.set(xlabel="step", ylabel="temperature", ylim=(0, 1.1))
     ax.set_yscale("symlog", linthresh=1e-4)
@@ -152,7 +141,7 @@ def plot_islands(idata: Any, ax: Any = None) -> Any:
     """Draw what each island says of the log-evidence, beside what they say together."""
     _check_weighted(idata)
     ax = _axes(ax)
-    each = _group(idata, "sample_stats")["log_marginal_likelihood"]
+    each = find_group(idata, "sample_stats")["log_marginal_likelihood"]
     value, error = idata.attrs["log_evidence"], idata.attrs["log_evidence_se"]
     ax.axvspan(value - _BAND * error, value + _BAND * error, alpha=0.3, color="C1")
     ax.axvline(value, color="C1")
@@ -174,4 +163,30 @@ def plot_comparison(table: pd.DataFrame, ax: Any = None) -> Any:
     ax.margins(y=0.3)
     ax.invert_yaxis()
     ax.set_xlabel("log-evidence")
+    return ax
+
+
+def plot_random_effects(table: pd.DataFrame, ax: Any = None) -> Any:
+    """Draw the effects of a table from ``random_effects``: a caterpillar plot.
+
+    Parameters
+    ----------
+    table
+        From ``random_effects``, or ``best_and_worst`` of one.
+    ax
+        Axes to draw on.
+    """
+    table = table.sort_values("mean", kind="stable")
+    row = np.arange(len(table))
+    if ax is None:
+        size = (6, min(1.5 + 0.18 * len(table), 12))
+        ax = plt.subplots(figsize=size, layout="constrained")[1]
+    ax.hlines(row, table["low"], table["high"], color="C0", alpha=0.5)
+    ax.plot(table["mean"], row, "o", color="C0", markersize=3)
+    ax.axvline(0.0, color="grey", linestyle=":")
+    if len(table) <= _MOST_NAMED:
+        ax.set_yticks(row, table.index, fontsize="small")
+    else:
+        ax.set_yticks([])
+    ax.set(xlabel="effect", ylabel=table.index.name, ylim=(-1, len(table)))
     return ax

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from jax import random
 
-from numpyro_jala import compare, plots
+from numpyro_jala import best_and_worst, compare, plots, random_effects
 from tests.tools import SCHOOLS
 
 mpl.use("Agg")
@@ -64,6 +64,18 @@ def test_a_comparison_is_drawn_the_best_on_top(idata):
     ax = plots.plot_comparison(table)
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["two", "one"]
     assert ax.yaxis_inverted()
+
+
+def test_group_effects_are_drawn_in_order_with_their_intervals(idata):
+    table = random_effects(idata, "x", list("abcdef"))
+    ax = plots.plot_random_effects(best_and_worst(table, 2))
+    shown = [*table.index[:2], *table.index[-2:]][::-1]
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == shown
+    np.testing.assert_allclose(ax.lines[0].get_xdata(), table["mean"][shown])
+    ends = np.array([path[:, 0] for path in ax.collections[0].get_segments()])
+    np.testing.assert_allclose(ends, table.loc[shown, ["low", "high"]])
+    many = table.loc[np.repeat(table.index, 20)]
+    assert plots.plot_random_effects(many).get_yticklabels() == []
 
 
 def test_what_is_not_there_is_said(compiled_means, idata):
