@@ -20,7 +20,14 @@ from numpyro_jala.engine import em, sampler
 from numpyro_jala.engine.partition import Partition
 from numpyro_jala.engine.state import EM_STEP, Info, Settings, State
 from numpyro_jala.fitter import Fitter
-from numpyro_jala.inference import estimation, loop, options, programs, reference
+from numpyro_jala.inference import (
+    estimation,
+    loop,
+    options,
+    programs,
+    reference,
+    settling,
+)
 from numpyro_jala.inference.checkpoint import Checkpoint, check_path, identify
 from numpyro_jala.inference.conclusion import conclude
 from numpyro_jala.inference.programs import Data, Fixed
@@ -243,7 +250,7 @@ class JALAEM(Fitter):
         options.check_can_bridge(self.num_islands)
         fixed, arrays, _ = self._inspect(random.key(0), args, kwargs, is_pure=True)
         _check_components(state, fixed.layout.partition)
-        found = estimation.settle(fixed, Data(arrays, None), state)
+        found = settling.settle(fixed, Data(arrays, None), state)
         params, log_evidence, error, state = found
         return Fit(fixed.layout.constrain_params(params), log_evidence, error, state)
 

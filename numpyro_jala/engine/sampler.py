@@ -15,7 +15,7 @@ from jax import lax, random
 from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.backend.precision import exactly
 from numpyro_jala.backend.sharding import share, spread
-from numpyro_jala.engine import em, smc
+from numpyro_jala.engine import em, mixture, smc
 from numpyro_jala.engine.adaptation import (
     MOVE_VARIANCE,
     adapt_step_size,
@@ -178,10 +178,34 @@ def _kernel(
     return Kernel(step_size, state.factor, shift, memory), change
 
 
+def _jumps(
+    rng_key: PRNGKey,
+    problem: Problem,
+    settings: Settings,
+    state: State,
+    stage: Array,
+    fixed_target: Array,
+) -> smc.Jumps | None:
+    """Draw proposals from a mixture, every other time that the target stands still.
+
+    None if there never are any.
+    """
+    enough = settings.num_particles >= 2 * problem.partition.dim
+    learns = settings.adapts and settings.num_islands > 1
+    if not (learns and enough and mixture.serves(problem.partition)):
+        return None
+    needed = fixed_target & (state.num_moves // _period(settings, stage) % 2 == 1)
+    return smc.draw_jumps(rng_key, state.cloud, needed)
+
+
+def _period(settings: Settings, stage: Array) -> Array:
+    """Return after how many steps the target moves again."""
+    return jnp.where(stage == REST, 2, 1 + settings.moves_per_temperature)
+
+
 def _moves_target(settings: Settings, num_moves: Array, stage: Array) -> Array:
     """Tell whether the step after so many goes to the planned target."""
-    period = jnp.where(stage == REST, 2, 1 + settings.moves_per_temperature)
-    return (stage == EM_STEP) | (num_moves % period == 0)
+    return (stage == EM_STEP) | (num_moves % _period(settings, stage) == 0)
 
 
 def _will_move(
@@ -250,7 +274,7 @@ def step(
     goal, wait
         At rest the parameters reach ``goal`` after ``wait`` steps.
     """
-    rng_key, move_key, resample_key = random.split(state.rng_key, 3)
+    rng_key, move_key, resample_key, jump_key = random.split(state.rng_key, 4)
     ascending = stage == EM_STEP
     target, fixed_target = _next_target(settings, state, stage, goal, wait)
     loo_step_size = _loo_step_size(settings, state)
@@ -258,6 +282,7 @@ def step(
     kernel, change = _kernel(
         problem, settings, state, target, multiplier * loo_step_size, ascending
     )
+    jumps = _jumps(jump_key, problem, settings, state, stage, fixed_target)
     cloud, score_fn, info = smc.step(
         move_key,
         problem.partition,
@@ -265,11 +290,14 @@ def step(
         kernel,
         lambda x: _evaluate(problem, settings, target, x),
         fixed_target,
+        jumps,
     )
     needed = _will_move(settings, state, target, stage, wait)
     cloud = _with_scores(problem, settings, cloud, target, needed)
     # A large step of the parameters is not linear: what it costs is not the move's fault.
     is_confounded = (multiplier == 0) | (ascending & (state.plan.cost > 0.01))
+    if jumps is not None:
+        is_confounded |= jumps.needed
     increment = _due_to_move(problem, kernel, cloud, info.increment, change)
     log_step_size = _adapt_step_size(
         settings, state, loo_step_size, multiplier, increment, fixed_target

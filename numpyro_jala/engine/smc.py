@@ -12,10 +12,10 @@ from jax import lax, random
 from numpyro_jala._typing import Array, Potential, PRNGKey, Resampler, Tree
 from numpyro_jala.backend import blocks
 from numpyro_jala.backend.precision import roughly
-from numpyro_jala.engine import langevin
-from numpyro_jala.engine.langevin import Kernel
+from numpyro_jala.engine import langevin, mixture
+from numpyro_jala.engine.langevin import Kernel, Move
 from numpyro_jala.engine.partition import Partition
-from numpyro_jala.engine.weights import effective_fraction, log_mean_exp
+from numpyro_jala.engine.weights import effective_fraction, log_mean_exp, normalise
 
 
 class Target(NamedTuple):
@@ -347,6 +347,50 @@ def resample(
     )
 
 
+class Jumps(NamedTuple):
+    """Proposals that do not depend on where a particle is."""
+
+    needed: Array  # (), whether they are proposed
+    position: Array  # (num_islands, num_particles, dim)
+    work: Array  # (num_islands, components, num_particles), log of old to new density
+
+
+def draw_jumps(rng_key: PRNGKey, cloud: Cloud, needed: Array) -> Jumps:
+    """Draw proposals from a mixture that the other islands' particles define.
+
+    For one component. Zeros if they are not needed.
+    """
+    num_islands, num_particles, _ = cloud.position.shape
+
+    def draw() -> tuple[Array, Array]:
+        clusters = mixture.fit(normalise(cloud.log_weight)[:, 0], cloud.position)
+        position = mixture.loo_draw(rng_key, clusters, (num_islands, num_particles))
+        old, new = (
+            mixture.loo_log_density(clusters, rows) for rows in (cloud.position, position)
+        )
+        return position, (old - new)[:, None]
+
+    def none() -> tuple[Array, Array]:
+        return jnp.zeros_like(cloud.position), jnp.zeros_like(cloud.log_weight)
+
+    return Jumps(needed, *lax.cond(needed, draw, none))
+
+
+def _work(
+    partition: Partition, kernel: Kernel, moved: Move, jumps: Jumps | None, new: Derivatives
+) -> tuple[Array, Array]:
+    """Return what a move adds to the log-weights, and the momentum it ends with."""
+    after = kernel, moved, new.gradient
+    work = over_islands(partial(langevin.work, partition))(*after)
+    momentum = over_islands(partial(langevin.last_momentum, partition))(*after)
+    if jumps is None:
+        return work, momentum
+    return (
+        jnp.where(jumps.needed, jumps.work, work),
+        jnp.where(jumps.needed, moved.momentum, momentum),
+    )
+
+
 def step(
     rng_key: PRNGKey,
     partition: Partition,
@@ -354,25 +398,27 @@ def step(
     kernel: Kernel,
     evaluate_fn: Callable[[Array], tuple[Derivatives, ScoreFn]],
     fixed_target: Array,
+    jumps: Jumps | None = None,
 ) -> tuple[Cloud, ScoreFn, StepInfo]:
     """Move the particles under their old target and weigh them for the new one.
 
     With ``fixed_target`` the two targets are the same. The work is then the log-ratio of a
     Metropolis test, and the weights do not change: where the target is stiff particles are
     rejected, where unadjusted ones would lose their weight. A rejected particle reverses
-    its momentum, which keeps the momentum standard normal.
+    its momentum, which keeps the momentum standard normal. ``jumps`` are proposed at a
+    fixed target only.
     """
-    num_islands, _, columns = cloud.momentum.shape
     move_key, test_key = random.split(rng_key)
-    keys = random.split(move_key, num_islands)
-    moved = over_islands(partial(langevin.move, partition))(
+    keys = random.split(move_key, len(cloud.position))
+    moved: Move = over_islands(partial(langevin.move, partition))(
         keys, kernel, cloud.position, cloud.gradient, cloud.momentum
     )
+    if jumps is not None:
+        position = jnp.where(jumps.needed, jumps.position, moved.position)
+        moved = Move(position, moved.momentum, moved.force)
     found, score_fn = evaluate_fn(moved.position)
+    work, momentum = _work(partition, kernel, moved, jumps, found)
     # The difference first: the same float enters twice along the path and cancels.
-    after = kernel, moved, found.gradient
-    work = over_islands(partial(langevin.work, partition))(*after)
-    momentum = over_islands(partial(langevin.last_momentum, partition))(*after)
     increment = (cloud.potential - found.potential) + work
     was_alive = jnp.isfinite(cloud.log_weight)
     alive = is_alive(partition, found) & jnp.isfinite(increment) & was_alive
@@ -381,6 +427,26 @@ def step(
     passed = jnp.where(fixed_target, jnp.log(uniform) < increment, alive)
     weighed = jnp.where(alive, cloud.log_weight + increment, -jnp.inf)
     log_weight = jnp.where(fixed_target, cloud.log_weight, weighed)
+    momenta = momentum, -moved.momentum
+    new = _keep(partition, cloud, moved.position, momenta, found, passed)
+    new = new._replace(log_weight=log_weight)
+    died = was_alive & ~jnp.isfinite(log_weight)
+    return new, score_fn, StepInfo(increment, effective_fraction(log_weight), died.sum())
+
+
+def _keep(
+    partition: Partition,
+    cloud: Cloud,
+    moved: Array,
+    momentum: tuple[Array, Array],
+    found: Derivatives,
+    passed: Array,
+) -> Cloud:
+    """Let the particles that passed move, and the others stay.
+
+    ``momentum`` is that of a particle that moves, and of one that stays.
+    """
+    columns = cloud.momentum.shape[-1]
     moves = _to_coordinates(partition, passed)
 
     def put_back(places: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -390,20 +456,18 @@ def step(
             jnp.where(moves, gradient, cloud.gradient),
         )
 
-    places = moved.position, found.gradient
+    places = moved, found.gradient
     if columns:
         position, gradient = put_back(places)
     else:  # what draws its noise anew hardly ever tests, and all pass unless one dies
         position, gradient = change_if(~passed.all(), put_back, places)
-    new = Cloud(
+    return Cloud(
         position=position,
-        momentum=jnp.where(moves, momentum, -moved.momentum)[..., :columns],
-        log_weight=log_weight,
+        momentum=jnp.where(moves, *momentum)[..., :columns],
+        log_weight=cloud.log_weight,
         potential=_choose(passed, found.potential, cloud.potential),
         gradient=gradient,
         slope=_choose(passed, found.slope, cloud.slope),
         scores=_choose(passed, found.scores, cloud.scores),
         log_evidence=cloud.log_evidence,
     )
-    died = was_alive & ~jnp.isfinite(log_weight)
-    return new, score_fn, StepInfo(increment, effective_fraction(log_weight), died.sum())

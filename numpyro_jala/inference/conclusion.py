@@ -10,14 +10,23 @@ from jax import random
 
 from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.backend.sharding import fetch
-from numpyro_jala.engine import em
+from numpyro_jala.engine import em, mixture
 from numpyro_jala.engine.smc import Cloud
 from numpyro_jala.engine.state import REST, State
-from numpyro_jala.inference import estimation, evidence, importance, information, programs
+from numpyro_jala.inference import (
+    estimation,
+    evidence,
+    importance,
+    information,
+    modes,
+    pareto,
+    programs,
+)
 from numpyro_jala.inference.estimation import Draws, Score
-from numpyro_jala.inference.evidence import Bridge
+from numpyro_jala.inference.evidence import Bridge, Compared
 from numpyro_jala.inference.information import Information, Moments
 from numpyro_jala.inference.loop import run_steps
+from numpyro_jala.inference.modes import Weighed
 from numpyro_jala.inference.programs import APART, CLOUDS, SETTLE
 from numpyro_jala.inference.record import Run
 
@@ -36,16 +45,14 @@ def conclude(run: Run, state: State) -> None:
     recursive = programs.log_evidence(state)
     if run.fixed.settings.num_islands == 1:
         found = _inform(run, params, [state.cloud]) if run.informs else None
-        run.store_result(state, params, evidence.unknown(1), recursive, found)
+        run.store_result(state, params, evidence.unknown(1), recursive, found, None)
         return
     rng_key, draw_key = random.split(random.fold_in(state.rng_key, 1))
     state = state._replace(rng_key=rng_key)
     state = run_steps(run, state, REST, SETTLE, params, SETTLE if params.size else 0)
-    if run.fixed.layout.partition.is_joint:
-        params, state, bridge, found = _conclude_joint(run, state, params, draw_key)
-    else:
-        params, state, bridge, found = _conclude_apart(run, state, params, draw_key)
-    run.store_result(state, params, bridge, recursive, found)
+    is_joint = run.fixed.layout.partition.is_joint
+    end = (_conclude_joint if is_joint else _conclude_apart)(run, state, params, draw_key)
+    run.store_result(*end[:3], recursive, *end[3:])
 
 
 def _ascended(run: Run, state: State) -> bool:
@@ -69,17 +76,55 @@ def _rest(
 
 def _conclude_joint(
     run: Run, state: State, params: Array, rng_key: PRNGKey
-) -> tuple[Array, State, Bridge, Information | None]:
+) -> tuple[State, Array, Bridge, Information | None, Compared | None]:
     if _ascended(run, state):
         params, state = _polish(run, state, params)
     state, clouds = _rest(run, state, params)
     gaussian, level = run.programs.ready(estimation.fit_loo)(run.fixed, clouds)
+    bridge_key, draw_key = random.split(rng_key)
     bridge = run.programs.ready(estimation.bridge_to)(
-        run.fixed, rng_key, run.placed, params, clouds, gaussian, level
+        run.fixed, bridge_key, run.placed, params, clouds, gaussian, level
     )
     run.num_evaluations += CLOUDS * state.cloud.log_weight.size
+    bridge, compared = evidence.at_level(bridge, level[0]), None
+    if mixture.serves(run.fixed.layout.partition):
+        weighed = run.programs.ready(modes.weigh)(
+            run.fixed, draw_key, run.placed, params, clouds, level
+        )
+        run.num_evaluations += modes.num_evaluations(run.fixed)
+        drawn = evidence.at_level(modes.estimate(weighed), level[0])
+        agrees, takes_draws = modes.choose(bridge, drawn)
+        compared = Compared(bridge, drawn, bool(agrees), _tail_shape(weighed))
+        if bool(takes_draws):
+            bridge, clouds = drawn, _as_clouds(weighed, clouds)
+            state = state._replace(cloud=_redrawn(state, weighed))
     found = _inform(run, params, clouds) if run.informs else None
-    return params, state, evidence.at_level(bridge, level[0]), found
+    return state, params, bridge, found, compared
+
+
+def _tail_shape(weighed: Weighed) -> float:
+    return pareto.shape(fetch(weighed.log_weight).ravel())
+
+
+def _as_clouds(weighed: Weighed, clouds: list[Cloud]) -> list[Cloud]:
+    """Return weighted draws as so many clouds."""
+    parts = zip(
+        jnp.split(weighed.position, len(clouds), 1),
+        jnp.split(weighed.log_weight[:, None], len(clouds), 2),
+        strict=True,
+    )
+    return [clouds[0]._replace(position=x, log_weight=w) for x, w in parts]
+
+
+def _redrawn(state: State, weighed: Weighed) -> Cloud:
+    """Replace the particles by draws."""
+    key = random.fold_in(state.rng_key, 5)
+    drawn = modes.draw_cloud(key, state.cloud.position.shape[1], weighed)
+    return state.cloud._replace(
+        position=drawn.position,
+        log_weight=drawn.log_weight[:, None],
+        potential=drawn.potential[:, None],
+    )
 
 
 def _polish(run: Run, state: State, params: Array) -> tuple[Array, State]:
@@ -98,7 +143,7 @@ def _polish(run: Run, state: State, params: Array) -> tuple[Array, State]:
 
 def _conclude_apart(
     run: Run, state: State, params: Array, rng_key: PRNGKey
-) -> tuple[Array, State, Bridge, Information | None]:
+) -> tuple[State, Array, Bridge, Information | None, Compared | None]:
     score_key, draw_key = random.split(rng_key)
     state, clouds = _rest(run, state, params)
     enough = max(1, math.ceil(_PRECISE / state.cloud.log_weight.size))
@@ -117,7 +162,7 @@ def _conclude_apart(
     sampled = estimation.sample(run.fixed, run.placed, params, draws, clouds)
     run.num_evaluations += run.fixed.settings.num_islands * num_draws
     bridge = importance.summed(fetch(sampled), fetch(draws.level))
-    return params, state, bridge, found
+    return state, params, bridge, found, None
 
 
 def _with_score(found: Information, score: np.ndarray) -> Information:

@@ -12,20 +12,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax, random
+from jax import lax
 
 from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.backend import blocks
 from numpyro_jala.backend.precision import exactly
 from numpyro_jala.backend.sharding import on_mesh, share
-from numpyro_jala.engine import sampler, smc
-from numpyro_jala.engine.state import REST, State
+from numpyro_jala.engine import smc
 from numpyro_jala.engine.weights import normalise
 from numpyro_jala.inference import evidence, importance, programs
 from numpyro_jala.inference.evidence import Bridge, Gaussian
 from numpyro_jala.inference.importance import Importance
 from numpyro_jala.inference.information import Cloud, Moments, Question, moments
-from numpyro_jala.inference.programs import APART, CLOUDS, SETTLE, Data, Fixed
+from numpyro_jala.inference.programs import Data, Fixed
 
 #: Components of more latents than this are bridged. With one to three latents importance
 #: sampling is the more precise by a factor of two or more.
@@ -43,7 +42,8 @@ class Together(NamedTuple):
     potential: Array  # (num_islands, components, draws)
 
 
-def _put_together(clouds: list[smc.Cloud]) -> Together:
+def put_together(clouds: list[smc.Cloud]) -> Together:
+    """Take several clouds as one."""
     weight, potential, position, gradient = (
         jnp.concatenate(parts, axis=axis)
         for axis, parts in zip(
@@ -70,7 +70,7 @@ def fit_loo(fixed: Fixed, clouds: list[smc.Cloud]) -> tuple[Gaussian, Array]:
     Also returns the lowest potential of each component: differences to it have more
     digits.
     """
-    cloud, partition = _put_together(clouds), fixed.layout.partition
+    cloud, partition = put_together(clouds), fixed.layout.partition
     most_dense = fixed.settings.most_dense or 0
     # For importance sampling by the particles' covariance, which is wider than the
     # inverse of their curvature where tails are heavy.
@@ -90,7 +90,7 @@ def _potentials(fixed: Fixed, data: Data, params: Array, draws: Array) -> Array:
     return found
 
 
-def _evaluate_draws(fixed: Fixed, data: Data, params: Array, draws: Array) -> Array:
+def evaluate_draws(fixed: Fixed, data: Data, params: Array, draws: Array) -> Array:
     """Return the potentials (num_islands, components, num_draws) of the posterior."""
     shared = jnp.broadcast_to(params, (len(draws), params.size))
     each = partial(_potentials, fixed, data, shared)
@@ -111,11 +111,11 @@ def bridge_to(
     level: Array,
 ) -> Bridge:
     """Estimate the evidence of one component by a bridge to its Gaussians."""
-    cloud, partition = _put_together(clouds), fixed.layout.partition
+    cloud, partition = put_together(clouds), fixed.layout.partition
     draws, at_particles, at_draws = evidence.draw_loo(
         rng_key, gaussian, partition, cloud.position
     )
-    potential = _evaluate_draws(fixed, data, params, draws)
+    potential = evaluate_draws(fixed, data, params, draws)
     at_particles = (level - cloud.potential - at_particles)[:, 0]
     at_draws = (level - potential - at_draws)[:, 0]
     return share(evidence.bridge(cloud.weight[:, 0], at_particles, at_draws))
@@ -173,7 +173,7 @@ def sample(
     partition = fixed.layout.partition
 
     def log_ratios(position: Array, log_base: Array) -> Array:
-        return log_base - _evaluate_draws(fixed, data, params, position)
+        return log_base - evaluate_draws(fixed, data, params, position)
 
     is_large = partition.sizes > FEW_LATENTS
     if not is_large.any():
@@ -184,7 +184,7 @@ def sample(
     every = _over_blocks(fixed, draws, log_ratios)
     found = importance.estimate(jax.vmap(importance.sums)(every))
     at_draws = jnp.moveaxis(every, 0, 2).reshape(*every.shape[1:3], -1)
-    cloud = _put_together(clouds)
+    cloud = put_together(clouds)
     log_density = importance.log_density(draws.proposal, partition, cloud.position)
     at_particles = draws.level[:, None] - cloud.potential - log_density
     second = importance.bridged(found, cloud.weight, at_particles, at_draws)
@@ -209,7 +209,7 @@ def score(fixed: Fixed, data: Data, params: Array, draws: Draws) -> Score:
     """Find the score of the marginal likelihood by importance sampling."""
 
     def first(position: Array, log_base: Array) -> importance.Sums:
-        potential = _evaluate_draws(fixed, data, params, position)
+        potential = evaluate_draws(fixed, data, params, position)
         return importance.sums(log_base - potential)
 
     found = importance.estimate(_over_blocks(fixed, draws, first))
@@ -240,36 +240,3 @@ def louis(
     potential_fn = layout.potential(data.arrays)
     question = Question(potential_fn, layout.partition, params, most_dense, follows)
     return share(moments(question, Cloud(normalise(cloud.log_weight), cloud.position)))
-
-
-@on_mesh
-def settle(fixed: Fixed, data: Data, state: State) -> tuple[Array, Array, Array, State]:
-    """Rest at the estimate and find the evidence and its error there, in one go."""
-    problem, stage = programs.problem_of(fixed, data), jnp.asarray(REST)
-    params = programs.best_params(fixed, state)
-    rng_key, bridge_key = random.split(random.fold_in(state.rng_key, 1))
-
-    def rest(current: State, num_steps: int, wait: int) -> State:
-        def body(count: int, here: State) -> State:
-            left = jnp.asarray(wait) - count
-            return sampler.step(problem, fixed.settings, here, stage, params, left)[0]
-
-        return lax.fori_loop(0, num_steps, body, current)
-
-    def keep(current: State, _: None) -> tuple[State, smc.Cloud]:
-        current = rest(current, APART, 0)
-        return current, current.cloud
-
-    state = rest(state._replace(rng_key=rng_key), SETTLE, SETTLE if params.size else 0)
-    state, kept = lax.scan(keep, state, length=CLOUDS)
-    clouds = [jax.tree.map(lambda leaf, i=i: leaf[i], kept) for i in range(CLOUDS)]
-    gaussian, level = fit_loo(fixed, clouds)
-    if fixed.layout.partition.is_joint:
-        bridge = bridge_to(fixed, bridge_key, data, params, clouds, gaussian, level)
-        log_evidence = bridge.log_evidence - level[0]
-        return params, log_evidence, bridge.standard_error, state
-    points = sobol_blocks(fixed, fixed.settings.num_draws)
-    draws = Draws(bridge_key, points, gaussian, level)
-    found = sample(fixed, data, params, draws, clouds)
-    log_evidence = jnp.sum(found.log_evidence - level)
-    return params, log_evidence, jnp.sqrt(found.variance.sum()), state

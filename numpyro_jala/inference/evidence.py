@@ -76,6 +76,24 @@ class Bridge(NamedTuple):
     islands: Array | np.ndarray  # (num_islands,)
 
 
+class Compared(NamedTuple):
+    """Two estimates of the same log-evidence.
+
+    bridge
+        From particles to Gaussians.
+    drawn
+        By importance sampling from mixtures; its ``overlap`` is the effective share of
+        the draws.
+    pareto_shape
+        Of the tail of the draws' weights: from 0.7 on their mean is not to be trusted.
+    """
+
+    bridge: Bridge
+    drawn: Bridge
+    agrees: bool
+    pareto_shape: float
+
+
 def bridge(weight: Array, at_particles: Array, at_draws: Array) -> Bridge:
     """Solve for the evidence, given log-ratios of target to Gaussian.
 

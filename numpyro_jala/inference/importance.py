@@ -17,42 +17,22 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax, random
-from jax.scipy.special import gammaln, ndtri
+from jax import random
+from jax.scipy.special import ndtri
 from scipy.stats import qmc
 
 from numpyro_jala._typing import Array, PRNGKey
+from numpyro_jala.engine import student
 from numpyro_jala.engine.factor import apply, log_determinant, solve
 from numpyro_jala.engine.partition import Partition
 from numpyro_jala.engine.weights import log_mean_exp
 from numpyro_jala.inference.evidence import Bridge, Gaussian, bridge
-
-#: Degrees of freedom of the proposals. Fixed: :func:`_radius` inverts its distribution.
-_DEGREES = 4.0
-#: From this start two steps are exact to ten digits.
-_HALLEY_STEPS = 2
 
 
 def sobol_points(num_points: int, dim: int) -> np.ndarray:
     """Return points of a Sobol' sequence, (num_points, dim), a power of two of them."""
     sequence = qmc.Sobol(dim, scramble=False)
     return np.asarray(sequence.random_base2(int(np.log2(num_points))), np.float32)
-
-
-def _radius(uniform: Array) -> Array:
-    r"""Return :math:`\sqrt{4 / \chi^2_4}` at a quantile of the chi-squared distribution.
-
-    Half of it, y, has the tail :math:`(1 + y) e^{-y}`, here set to ``uniform``.
-    """
-    log_tail = jnp.log(uniform)
-    y = jnp.sqrt(-2 * log_tail) - 0.7 * log_tail
-
-    def refine(_: int, y: Array) -> Array:
-        miss = jnp.log1p(y) - y - log_tail
-        slope, bend = -y / (1 + y), -1 / (1 + y) ** 2
-        return jnp.maximum(y - 2 * miss * slope / (2 * slope**2 - miss * bend), 1e-12)
-
-    return jnp.sqrt(_DEGREES / (2 * lax.fori_loop(0, _HALLEY_STEPS, refine, y)))
 
 
 class Shifts(NamedTuple):
@@ -99,7 +79,7 @@ def draw(
         return jnp.clip((columns + shift[:, None]) % 1.0, tiny, 1 - tiny)
 
     noise = ndtri(shifted(points[:, partition.slot], shifts.normal))
-    radius = _radius(shifted(points[:, -1:], shifts.radius))
+    radius = student.radius(shifted(points[:, -1:], shifts.radius))
     noise = noise * partition.spread(radius)
     position = mean[:, None] + apply(factor, partition, noise)
     return position, _log_density(proposal, partition, noise)
@@ -107,12 +87,9 @@ def draw(
 
 def _log_density(proposal: Gaussian, partition: Partition, noise: Array) -> Array:
     """Return the log-density of each component, given whitened draws."""
-    half = 0.5 * (_DEGREES + partition.sizes)
-    log_norm = gammaln(half) - gammaln(_DEGREES / 2)
-    log_norm -= 0.5 * partition.sizes * jnp.log(_DEGREES * jnp.pi)
-    log_norm = log_norm - log_determinant(proposal.factor, partition)
-    log_tail = half[:, None] * jnp.log1p(partition.total(noise**2) / _DEGREES)
-    return log_norm[..., None] - log_tail
+    log_norm = log_determinant(proposal.factor, partition)[..., None]
+    squares = partition.total(noise**2)
+    return student.log_density(squares, partition.sizes[:, None], log_norm)
 
 
 def log_density(proposal: Gaussian, partition: Partition, position: Array) -> Array:

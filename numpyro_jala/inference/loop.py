@@ -14,8 +14,9 @@ from tqdm.auto import tqdm
 
 from numpyro_jala._typing import Array
 from numpyro_jala.backend import compilation
+from numpyro_jala.engine import mixture
 from numpyro_jala.engine.state import ANNEAL, ANNEAL_FIXED, EM_STEP, State
-from numpyro_jala.inference import estimation, programs
+from numpyro_jala.inference import estimation, modes, programs
 from numpyro_jala.inference.checkpoint import Checkpoint
 from numpyro_jala.inference.programs import CHUNK, CLOUDS
 from numpyro_jala.inference.record import Run
@@ -61,8 +62,10 @@ def _compile_ahead(run: Run, program: Any, args: tuple[Any, ...]) -> None:
         clouds = [state.cloud] * CLOUDS
         fitted = begin(estimation.fit_loo, run.fixed, clouds)
         if run.fixed.layout.partition.is_joint:
-            drawn = (run.fixed, state.rng_key, run.placed, params, clouds, *fitted)
-            begin(estimation.bridge_to, *drawn)
+            drawn = (run.fixed, state.rng_key, run.placed, params, clouds)
+            begin(estimation.bridge_to, *drawn, *fitted)
+            if mixture.serves(run.fixed.layout.partition):
+                begin(modes.weigh, *drawn, fitted[1])
 
 
 def run_steps(

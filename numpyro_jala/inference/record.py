@@ -36,6 +36,7 @@ class Result(NamedTuple):
     recursive: np.ndarray  # (num_islands,), log-evidence along the path
     uncertainty: Uncertainty | None  # None without parameters, and with very many
     rng_key: PRNGKey
+    compared: evidence.Compared | None = None  # where the evidence was estimated twice
 
 
 @partial(jax.jit, static_argnums=1)
@@ -172,6 +173,7 @@ class Run:
         bridge: evidence.Bridge,
         recursive: Array,
         known: Information | None,
+        compared: evidence.Compared | None,
     ) -> None:
         """Keep the result."""
         layout, cloud = self.fixed.layout, state.cloud
@@ -188,5 +190,6 @@ class Run:
             path_evidence(fetch(recursive)),
             None if known is None else information.invert(known, layout.is_free),
             state.rng_key,
+            compared,
         )
         self.finished = fetch(result)

@@ -1,0 +1,226 @@
+r"""Weigh the modes of a small posterior anew.
+
+Annealing decides early how many particles go to each mode, Langevin moves never change it,
+and a bridge takes it for granted. Importance sampling does not: what counts is that the
+proposals cover every mode. They are mixtures of Student t's
+(:mod:`~numpyro_jala.engine.mixture`), fitted first to the particles of the other islands and
+then, a few times, to the weighted draws of the other islands (population Monte Carlo, Cappé
+et al. 2004). A tenth of them comes from modes that a search found, from draws of the
+reference: a mode that the particles lost on the way is seen again, if it can be found
+downhill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax, random
+
+from numpyro_jala._typing import Array, PRNGKey
+from numpyro_jala.backend.precision import exactly
+from numpyro_jala.backend.sharding import on_mesh, share
+from numpyro_jala.engine import linalg, mixture, smc
+from numpyro_jala.engine.mixture import CLUSTERS
+from numpyro_jala.engine.resampling import systematic
+from numpyro_jala.engine.weights import normalise
+from numpyro_jala.inference import estimation, importance, reference
+from numpyro_jala.inference.evidence import Bridge
+from numpyro_jala.inference.programs import CLOUDS, Data, Fixed
+
+#: Searches for a mode, their steps, and most modes that are kept.
+_STARTS, _SEARCH_STEPS, _MODES = 128, 40, 2 * CLUSTERS
+#: Of the proposals come from these modes.
+_SHARE = 0.1
+#: Times that the proposals are fitted; the last draws count.
+_ROUNDS = 4
+#: Two estimates differ if they are further apart than so many standard errors and nats. An
+#: error from eight islands has tails: four of them are exceeded once in two hundred times.
+_FAR, _NEAR = 4.0, 0.01
+#: Effective share of the draws below which they are not to be trusted.
+_FEWEST = 0.02
+
+
+class Modes(NamedTuple):
+    """Local minima of a potential, and factors of the inverse of its curvature there."""
+
+    position: Array  # (modes, dim)
+    factor: Array  # (modes, dim, dim), lower
+
+
+class _Search(NamedTuple):
+    """Where a quasi-Newton search is."""
+
+    position: Array  # (dim,)
+    value: Array  # ()
+    gradient: Array  # (dim,)
+    inverse: Array  # (dim, dim), of the curvature
+    length: Array  # (), of the next step as a share of Newton's
+
+
+def _search_step(
+    value_and_grad: Callable[[Array], tuple[Array, Array]], here: _Search
+) -> _Search:
+    """Take a step of the BFGS method, or shorten the next one."""
+    step = -here.inverse @ here.gradient
+    # Not further than the reference is wide, so that a search stays in its valley.
+    step = here.length * step / jnp.maximum(1.0, jnp.linalg.norm(step))
+    position = here.position + step
+    value, gradient = value_and_grad(position)
+    gain = jnp.dot(here.gradient, step)
+    accepted = (value <= here.value + 1e-4 * gain) & jnp.isfinite(gradient).all()
+    change = gradient - here.gradient
+    curvature = jnp.dot(change, step)
+    useful = accepted & (curvature > 1e-12)
+    scale = 1 / jnp.where(useful, curvature, 1.0)
+    shift = jnp.eye(step.size) - scale * jnp.outer(step, change)
+    inverse = shift @ here.inverse @ shift.T + scale * jnp.outer(step, step)
+    return _Search(
+        jnp.where(accepted, position, here.position),
+        jnp.where(accepted, value, here.value),
+        jnp.where(accepted, gradient, here.gradient),
+        jnp.where(useful, inverse, here.inverse),
+        jnp.where(accepted, 1.0, here.length / 4),
+    )
+
+
+def find(potential_fn: Callable[[Array], Array], starts: Array) -> Modes:
+    """Find the modes downhill of some starts, the most massive first.
+
+    Mass is that of a Gaussian with the mode's curvature. A mode within reach of a more
+    massive one is left out; where there are few modes the last are copies of the first.
+    """
+    scale = jnp.maximum(jnp.std(starts, 0), 1e-20)
+    value_and_grad = jax.value_and_grad(lambda z: potential_fn(z * scale))
+    dim, dtype = starts.shape[1], starts.dtype
+
+    def search(start: Array) -> _Search:
+        first = _Search(
+            start, *value_and_grad(start), jnp.eye(dim, dtype=dtype), jnp.ones((), dtype)
+        )
+        return lax.fori_loop(
+            0, _SEARCH_STEPS, lambda _, here: _search_step(value_and_grad, here), first
+        )
+
+    found = jax.vmap(search)(starts / scale)
+    factor = linalg.cholesky(found.inverse[None])[0]
+    log_mass = jnp.log(jnp.diagonal(factor, axis1=1, axis2=2)).sum(-1) - found.value
+    usable = jnp.isfinite(log_mass) & jnp.isfinite(found.gradient).all(-1)
+
+    def choose(left: Array, _: None) -> tuple[Array, Array]:
+        best = jnp.argmax(jnp.where(left, log_mass, -jnp.inf))
+        away = (found.position - found.position[best])[None, :, :, None]
+        root = jnp.broadcast_to(factor[best], (1, *factor.shape))
+        squares = jnp.sum(linalg.solve_lower(root, away)[0, :, :, 0] ** 2, -1)
+        return left & (squares > dim + 4), jnp.where(left.any(), best, -1)
+
+    _, chosen = lax.scan(choose, usable, length=_MODES)
+    chosen = jnp.where(chosen < 0, chosen[0], chosen)
+    return Modes(scale * found.position[chosen], scale[:, None] * factor[chosen])
+
+
+class Weighed(NamedTuple):
+    """Draws from the last proposals, and their weights."""
+
+    position: Array  # (num_islands, num_draws, dim)
+    potential: Array  # (num_islands, num_draws)
+    log_weight: Array  # (num_islands, num_draws), log-ratio of target to proposal
+
+
+def num_evaluations(fixed: Fixed) -> int:
+    """Return how often :func:`weigh` evaluates the model."""
+    settings = fixed.settings
+    num_draws = CLOUDS * settings.num_islands * settings.num_particles
+    return _STARTS * _SEARCH_STEPS + _ROUNDS * num_draws
+
+
+@partial(jax.jit, static_argnums=0)
+@on_mesh
+@exactly
+def weigh(
+    fixed: Fixed,
+    rng_key: PRNGKey,
+    data: Data,
+    params: Array,
+    clouds: list[smc.Cloud],
+    level: Array,
+) -> Weighed:
+    """Draw from proposals that cover the modes, and weigh the draws.
+
+    Parameters
+    ----------
+    clouds
+        Particles at these parameters.
+    level
+        What the weights take the potentials to be higher by than zero, (1,).
+    """
+    search_key, *round_keys = random.split(rng_key, 1 + _ROUNDS)
+    layout = fixed.layout
+    shape = (1, _STARTS)
+    starts = reference.draw(search_key, layout, params, data.arrays, data.gaussian, shape)[
+        0
+    ]
+    potential_fn = layout.potential(data.arrays)
+    one = jnp.ones((1,), starts.dtype)
+    modes = find(lambda x: potential_fn(params, one, x)[0], starts)
+    cloud = estimation.put_together(clouds)
+    num_islands, num_draws, _ = cloud.position.shape
+
+    def improve(last: Weighed, key: PRNGKey) -> tuple[Weighed, None]:
+        clusters = mixture.fit(normalise(last.log_weight), last.position)
+        clusters = mixture.with_common(clusters, *modes, _SHARE)
+        draws = mixture.loo_draw(key, clusters, (num_islands, num_draws))
+        potential = estimation.evaluate_draws(fixed, data, params, draws)[:, 0]
+        log_weight = level - potential - mixture.loo_log_density(clusters, draws)
+        return Weighed(draws, potential, log_weight), None
+
+    log_weight = jnp.log(cloud.weight[:, 0])
+    first = Weighed(cloud.position, cloud.potential[:, 0], log_weight)
+    found, _ = lax.scan(improve, first, jnp.stack(round_keys))
+    return share(found)
+
+
+def estimate(weighed: Weighed) -> Bridge:
+    """Estimate the evidence by the weights of draws, less the level."""
+    blocks = importance.sums(weighed.log_weight[:, None])
+    found = importance.estimate(jax.tree.map(lambda leaf: leaf[None], blocks))
+    error = jnp.sqrt(found.variance[0])
+    return Bridge(found.log_evidence[0], error, found.ess[0], found.islands[:, 0])
+
+
+class Choice(NamedTuple):
+    """Whether two estimates agree, and which is the better."""
+
+    agrees: Array  # ()
+    takes_draws: Array  # ()
+
+
+def choose(bridge: Bridge, drawn: Bridge) -> Choice:
+    """Choose between a bridge from the particles and importance sampling.
+
+    The more precise one, unless they differ: then the particles are in the wrong places,
+    and the draws are right if their weights are not too unequal.
+    """
+    noise = jnp.hypot(bridge.standard_error, drawn.standard_error)
+    gap = jnp.abs(jnp.asarray(bridge.log_evidence) - drawn.log_evidence)
+    agrees = gap <= _FAR * noise + _NEAR
+    is_better = ~agrees | (drawn.standard_error < bridge.standard_error)
+    return Choice(agrees, is_better & (drawn.overlap > _FEWEST))
+
+
+@partial(jax.jit, static_argnums=1)
+def draw_cloud(rng_key: PRNGKey, num_particles: int, weighed: Weighed) -> Weighed:
+    """Resample the draws of each island to fewer, of equal weight."""
+    num_islands, num_draws = weighed.log_weight.shape
+    offset_key, key = random.split(rng_key)
+    stride = num_draws // num_particles
+    ancestors = jax.vmap(systematic)(random.split(key, num_islands), weighed.log_weight)
+    # They are in order, so that every so many are a systematic sample too.
+    chosen = stride * jnp.arange(num_particles)
+    ancestors = ancestors[:, chosen + random.randint(offset_key, (), 0, stride)]
+    position = jnp.take_along_axis(weighed.position, ancestors[..., None], 1)
+    potential = jnp.take_along_axis(weighed.potential, ancestors, 1)
+    return Weighed(position, potential, jnp.zeros_like(potential))

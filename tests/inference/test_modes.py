@@ -1,0 +1,150 @@
+"""Modes are found and weighed, also those that the particles lost."""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from scipy import stats
+
+from numpyro_jala import JALAEM
+from numpyro_jala.engine import smc
+from numpyro_jala.engine.partition import joint
+from numpyro_jala.inference import modes
+from numpyro_jala.inference.evidence import Bridge
+from numpyro_jala.inference.modes import Weighed
+from tests.tools import assert_mean
+
+
+def log_two(x, dim):
+    """A narrow and a wide bump, in the first coordinate four to each side of zero."""
+    centre = np.eye(dim)[0] * 4
+    narrow = jnp.log(0.3) + dist.Normal(centre, 0.3).log_prob(x).sum(-1)
+    wide = jnp.log(0.7) + dist.Normal(-centre, 0.6).log_prob(x).sum(-1)
+    return jnp.logaddexp(narrow, wide)
+
+
+def two_modes(dim):
+    x = numpyro.sample("x", dist.Normal(0.0, 3.0).expand([dim]).to_event(1))
+    numpyro.factor("bumps", log_two(x, dim))
+
+
+def two_modes_log_evidence(dim):
+    centre = np.eye(dim)[0] * 4
+    each = [
+        np.log(share) + stats.norm(centre, np.hypot(3.0, scale)).logpdf(0.0).sum()
+        for share, scale in ((0.3, 0.3), (0.7, 0.6))
+    ]
+    return np.logaddexp(*each)
+
+
+def test_a_search_finds_every_mode_and_its_curvature():
+    starts = 3 * random.normal(random.key(0), (128, 3))
+    found = modes.find(lambda x: -log_two(x, 3), starts)
+    first = np.asarray(found.position[:2])
+    np.testing.assert_allclose(first, [[-4, 0, 0], [4, 0, 0]], atol=2e-3)
+    for mode, scale in ((0, 0.6), (1, 0.3)):
+        covariance = np.asarray(found.factor[mode] @ found.factor[mode].T)
+        np.testing.assert_allclose(covariance, scale**2 * np.eye(3), atol=0.2 * scale**2)
+    # No third one: the rest are copies.
+    np.testing.assert_array_equal(found.position[2:], first[:1].repeat(6, 0))
+
+
+def test_a_search_survives_places_without_a_density():
+    def potential(x):
+        return jnp.where(x[0] > 1.0, jnp.nan, jnp.sum((x - 0.5) ** 2))
+
+    starts = random.uniform(random.key(1), (128, 2), minval=-3.0, maxval=3.0)
+    found = modes.find(potential, starts)
+    np.testing.assert_allclose(found.position[0], 0.5, atol=1e-3)
+    assert np.isfinite(found.factor).all()
+
+
+def test_jumps_leave_the_target_as_it_is_and_cross():
+    """Exact draws stay exact, and each mode is left at the rate at which it is entered."""
+    num_islands, num_particles, dim = 120, 100, 2
+    side_key, noise_key, jump_key, test_key = random.split(random.key(2), 4)
+    shape = num_islands, num_particles
+    narrow = random.bernoulli(side_key, 0.3, (*shape, 1))
+    noise = random.normal(noise_key, (*shape, dim))
+    centre = jnp.array([4.0, 0.0])
+    position = jnp.where(narrow, centre + 0.3 * noise, -centre + 0.6 * noise)
+
+    def evaluate(x):
+        zeros = jnp.zeros((num_islands, 1, num_particles))
+        potential = -log_two(x, dim)[:, None]
+        none = jnp.zeros((*zeros.shape, 0))
+        return smc.Derivatives(potential, jnp.zeros_like(x), zeros, none), lambda w: w
+
+    found, _ = evaluate(position)
+    momentum = jnp.ones_like(position)
+    cloud = smc.initial_cloud(joint(dim), position, momentum, found, jnp.zeros(()))
+    still = smc.Kernel(
+        jnp.full((num_islands, 1), 1e-8),
+        smc.langevin.Factor((jnp.ones((num_islands, 1, dim)),)),
+        jnp.zeros((num_islands, dim)),
+        jnp.zeros((num_islands, 1)),
+    )
+    jumps = smc.draw_jumps(jump_key, cloud, jnp.asarray(True))
+    fixed = jnp.asarray(True)
+    new, _, _ = smc.step(test_key, joint(dim), cloud, still, evaluate, fixed, jumps)
+    was, is_ = (np.asarray(x[..., 0]) > 0 for x in (cloud.position, new.position))
+    assert np.mean(was != is_) > 0.1
+    assert_mean((is_ * 1.0 - was).mean(1), 0.0, 0.03)
+    scale = np.where(is_, 0.3, 0.6)
+    assert_mean((np.asarray(new.position[..., 1]) / scale).mean(1), 0.0, 0.1)
+    assert_mean(((np.asarray(new.position[..., 1]) / scale) ** 2).mean(1), 1.0, 0.1)
+    np.testing.assert_allclose(
+        new.potential, -log_two(new.position, dim)[:, None], rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("gap", "errors", "share", "expected"),
+    [
+        (0.01, (0.02, 0.05), 0.5, (True, False)),
+        (0.01, (0.05, 0.02), 0.5, (True, True)),
+        (0.50, (0.02, 0.05), 0.5, (False, True)),
+        (0.50, (0.02, 0.05), 0.01, (False, False)),
+        (np.nan, (np.nan, 0.05), 0.5, (False, True)),
+    ],
+)
+def test_the_more_precise_estimate_is_chosen_unless_they_differ(
+    gap, errors, share, expected
+):
+    islands = jnp.zeros(2)
+    bridge = Bridge(jnp.asarray(-3.0 + gap), jnp.asarray(errors[0]), jnp.ones(()), islands)
+    drawn = Bridge(jnp.asarray(-3.0), jnp.asarray(errors[1]), jnp.asarray(share), islands)
+    assert tuple(map(bool, modes.choose(bridge, drawn))) == expected
+
+
+def test_draws_are_resampled_by_their_weights():
+    num_islands, num_draws, num_particles = 200, 50, 10
+    position = random.normal(random.key(3), (num_islands, num_draws, 1))
+    drawn = modes.draw_cloud(
+        random.key(4),
+        num_particles,
+        Weighed(position, position[..., 0] ** 2, 0.7 * position[..., 0]),
+    )
+    assert_mean(np.asarray(drawn.position).mean((1, 2)), 0.7, 0.15)
+    np.testing.assert_allclose(drawn.potential, drawn.position[..., 0] ** 2, rtol=1e-6)
+    assert not drawn.log_weight.any()
+
+
+@pytest.mark.parametrize("dim", [2, 8])
+def test_modes_of_unlike_width_are_weighed(dim):
+    jala = JALAEM(two_modes)
+    for seed in range(2):
+        data = jala.run(random.key(seed), 0, dim, progress_bar=False)
+        error = jala.log_evidence - two_modes_log_evidence(dim)
+        assert abs(error) < 4 * jala.log_evidence_se < 0.2
+        # Bumps times the prior: the narrow one is left with a little more than its share.
+        share = np.mean(np.asarray(data.posterior["x"])[..., 0] > 0)
+        weights = [
+            s
+            * stats.norm(4, np.hypot(3, c)).pdf(0.0)
+            * stats.norm(0, np.hypot(3, c)).pdf(0) ** (dim - 1)
+            for s, c in ((0.3, 0.3), (0.7, 0.6))
+        ]
+        assert abs(share - weights[0] / sum(weights)) < 0.12
