@@ -1,10 +1,13 @@
 """How Sphinx builds the pages."""
 
 import os
+import sys
 from pathlib import Path
 from urllib.request import urlopen
 
 from numpyro_jala import __version__
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 project = "numpyro_jala"
 author = "The numpyro_jala developers"
@@ -12,16 +15,17 @@ copyright = "2026, the numpyro_jala developers"
 version = release = __version__
 
 extensions = [
+    "mathml",  # beside this file
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",
-    "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
 ]
 exclude_patterns = ["_build"]
 
 html_theme = "furo"
+html_math_renderer = "mathml"
 html_title = "numpyro_jala"
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
