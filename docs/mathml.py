@@ -8,7 +8,6 @@ from typing import Any
 from docutils import nodes
 from latex2mathml.converter import convert
 
-
 #: Browsers do not know MathML's attribute for these letters.
 _DOUBLE_STRUCK = {"E": "𝔼", "R": "ℝ"}
 
