@@ -21,7 +21,7 @@ from numpyro_jala.model import validation
 from numpyro_jala.model.arguments import Frozen, split_call
 from numpyro_jala.model.density import Layout
 from numpyro_jala.model.inspection import components_of, lay_out
-from numpyro_jala.model.sites import Trace, is_data, run_once
+from numpyro_jala.model.sites import SiteRecorder, Trace, is_data, run_once
 from numpyro_jala.results.fitted import Results
 
 
@@ -83,10 +83,13 @@ class Fitter(Results, ABC):
         kwargs: dict[str, Any],
         splits: bool,
     ) -> tuple[Fixed, list[Array], Trace]:
+        watch = SiteRecorder()
         try:
-            trace = run_once(self.model, rng_key, args, kwargs)
+            with watch:
+                trace = run_once(self.model, rng_key, args, kwargs)
         except Exception as error:
-            raise ValueError(validation.describe_failure(error)) from error
+            said = validation.describe_failure(error, watch.last_site, watch.drawn)
+            raise ValueError(said) from error
         validation.check_sites(trace)
         call, arrays = split_call(args, kwargs, keep_arrays=False)
         shapes = tuple((a.shape, str(a.dtype)) for a in arrays)

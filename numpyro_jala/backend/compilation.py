@@ -21,6 +21,8 @@ from numpyro_jala.backend.blocks import num_cores
 _POOL = ThreadPoolExecutor(2, "compile")
 #: With fewer cores than this one program keeps them all busy.
 _MANY_CORES = 3
+#: Options for a program that is called once or a few times on little data.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 #: Share of the memory maps that may be taken when a run begins.
 _ENOUGH = 0.6
 

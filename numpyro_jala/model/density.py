@@ -24,7 +24,14 @@ from numpyro_jala._typing import Array, Potential, PRNGKey, Tree
 from numpyro_jala.engine.partition import Partition, joint
 from numpyro_jala.model.arguments import Call
 from numpyro_jala.model.components import Components, TermFn, Terms
-from numpyro_jala.model.sites import Site, Trace, is_data, is_factor, num_masked
+from numpyro_jala.model.sites import (
+    Site,
+    Trace,
+    is_data,
+    is_factor,
+    num_masked,
+    without_mask,
+)
 from numpyro_jala.model.supports import from_support, to_support, unconstrained
 
 
@@ -32,16 +39,23 @@ class Temper(Messenger):  # type: ignore[misc]
     """Raise everything in the joint density but the prior to the power ``temperature``.
 
     The prior is what ancestral sampling draws: latent sites and the Jacobians of their
-    transforms, which :func:`numpyro.infer.util.potential_energy` adds as factors.
+    transforms, which :func:`numpyro.infer.util.potential_energy` adds as factors. An
+    imputed latent has its density where it is observed, and is drawn from what its mask
+    hides: that goes as the data come.
     """
 
-    def __init__(self, temperature: Array, latents: tuple[str, ...]) -> None:
+    def __init__(
+        self, temperature: Array, latents: tuple[str, ...], imputed: tuple[str, ...]
+    ) -> None:
         super().__init__(None)
         self.temperature = temperature
         self.jacobians = {f"_{name}_log_det" for name in latents}
+        self.imputed = imputed
 
     def process_message(self, msg: Site) -> None:
         """Multiply the scale of observed sites and factors."""
+        if msg["type"] == "sample" and msg["name"] in self.imputed:
+            msg["fn"], msg["scale"] = without_mask(msg["fn"]), 1 - self.temperature
         if msg["type"] != "sample" or not msg["is_observed"]:
             return
         # Where discrete latents are summed out, a scan calls its first sites by this.
@@ -71,6 +85,10 @@ class Layout:
     anchor, moving
         Unconstrained values of all latents, and which of them move: a mask may leave
         some without a density. None if all do.
+    held_log_det
+        Log-Jacobian of the latents that do not move, which is no part of any density.
+    imputed
+        Latents masked as such, whose density is that of an observed site they fill.
     discrete
         Discrete latents, which are summed out.
     enum_dim
@@ -101,6 +119,8 @@ class Layout:
     unravel_latents: Callable[[Array], dict[str, Array]]
     anchor: Array  # (dim or more,)
     moving: np.ndarray | None  # (dim,)
+    held_log_det: float
+    imputed: tuple[str, ...]
     discrete: tuple[str, ...]
     enum_dim: int
     draws_discrete: bool
@@ -205,10 +225,11 @@ class Layout:
             if self.discrete:
                 model = _enumerate(model, self.enum_dim)
             exact = jax.default_matmul_precision(self.precision)
-            with exact, Temper(temperature, self.latents):
-                return potential_energy(
+            with exact, Temper(temperature, self.latents, self.imputed):
+                found = potential_energy(
                     model, args, kwargs, latents, enum=bool(self.discrete)
                 )
+            return found + self.held_log_det
 
         return potential
 
@@ -230,8 +251,9 @@ class Layout:
                 for name in found
                 if sites[name]["is_observed"] and name not in jacobians
             }
+            held = [-jnp.asarray(self.held_log_det)] if self.held_log_det else []
             return Terms(
-                [value for name, value in found.items() if name not in tempered],
+                [*held, *(found[name] for name in found if name not in tempered)],
                 [value for name, value in found.items() if name in tempered],
             )
 

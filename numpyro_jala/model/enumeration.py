@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from jax.scipy.special import logsumexp
 from numpyro import handlers
 
 from numpyro_jala._typing import Array, PRNGKey
+from numpyro_jala.backend import compilation
 from numpyro_jala.model.density import Layout
 from numpyro_jala.model.sites import (
     Site,
@@ -53,7 +55,7 @@ def check_sum(layout: Layout, trace: Trace, arrays: list[Array]) -> None:
         )
     at = layout.init_params, jnp.ones((), layout.anchor.dtype), layout.anchor
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=compilation.QUICK)
     def log_joint(values: tuple[np.ndarray, ...]) -> Array:
         known = dict(zip(outside, values, strict=True))
         model = handlers.condition(layout.model, data=known)
@@ -61,7 +63,7 @@ def check_sum(layout: Layout, trace: Trace, arrays: list[Array]) -> None:
 
     values = itertools.product(*map(_assignments, sites))
     by_hand = logsumexp(jnp.stack([log_joint(each) for each in values]))
-    found = -layout.joint(arrays)(*at)
+    found = -jax.jit(layout.joint(arrays), compiler_options=compilation.QUICK)(*at)
     if not np.allclose(found, by_hand, rtol=1e-5, atol=1e-3, equal_nan=True):
         raise ValueError(
             f"{beyond}, and its body depends on them. NumPyro then sums them out anew at "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,26 +14,33 @@ from jax.extend.core import Jaxpr
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 from numpyro.distributions import constraints
-from numpyro.primitives import Messenger
 
 from numpyro_jala._typing import Array, Tree
-from numpyro_jala.backend import blocks, precision
+from numpyro_jala.backend import blocks, compilation, precision
 from numpyro_jala.model.arguments import split_call
 from numpyro_jala.model.components import Components, find_components
 from numpyro_jala.model.density import Layout
 from numpyro_jala.model.enumeration import check_masks, check_sum
 from numpyro_jala.model.sites import (
     Site,
+    SiteRecorder,
     Trace,
     in_control_flow,
+    is_data,
     is_discrete,
     is_integer,
     is_masked,
     latent_sites,
+    num_masked,
     plate_depth,
     run_once,
 )
-from numpyro_jala.model.supports import free_coordinates, from_support, unconstrained
+from numpyro_jala.model.supports import (
+    free_coordinates,
+    from_support,
+    log_det_shares,
+    unconstrained,
+)
 
 _NEEDS_VALUES = (
     jax.errors.ConcretizationTypeError,
@@ -41,21 +49,6 @@ _NEEDS_VALUES = (
     jax.errors.TracerBoolConversionError,
     jax.errors.NonConcreteBooleanIndexError,
 )
-
-
-class SiteRecorder(Messenger):  # type: ignore[misc]
-    """Remember the last named site, and whether random numbers were asked for."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
-        self.last_site = ""
-        self.is_noisy = False
-
-    def process_message(self, msg: Site) -> None:
-        """See a site go by."""
-        self.is_noisy |= msg["type"] == "prng_key"
-        if msg["type"] in ("sample", "param", "deterministic"):
-            self.last_site = msg["name"]
 
 
 def lay_out(
@@ -99,6 +92,8 @@ def lay_out(
         unravel_latents=unravel_latents,
         anchor=anchor,
         moving=None,
+        held_log_det=0.0,
+        imputed=(),
         discrete=discrete,
         enum_dim=-1 - plate_depth(trace) - has_scan,  # time takes an axis too
         draws_discrete=bool(discrete) and not has_scan,
@@ -118,7 +113,8 @@ def lay_out(
         rough_gradient = fastest == precision.THREE_PASSES
         layout = replace(layout, precision=fastest, rough_gradient=rough_gradient)
     layout = _hold_flat(layout, moved) if has_mask else layout
-    if not splits or discrete or isinstance(layout.anchor, jax.core.Tracer):
+    joint = bool(discrete) or bool(layout.imputed)
+    if not splits or joint or isinstance(layout.anchor, jax.core.Tracer):
         return layout
     return replace(layout, components=components_of(layout, arrays))
 
@@ -201,23 +197,86 @@ def _hold_flat(layout: Layout, latents: Trace) -> Layout:
             "A latent of the model is masked, and what is masked has to be seen before "
             "anything is compiled. Call run, outside of jax.jit and jax.vmap."
         )
-    potential, columns = layout.joint([]), layout.columns()
-
-    def slope(temperature: float) -> np.ndarray:
-        at = layout.init_params, jnp.asarray(temperature, layout.anchor.dtype)
-        return np.asarray(jax.grad(potential, 2)(*at, layout.anchor))
-
-    from_prior, from_joint = slope(0.0), slope(1.0)
-    flat = np.zeros(layout.anchor.size, bool)
+    from_prior, from_joint, log_det = _slopes(layout, latents)
+    columns = layout.columns()
+    flat, imputed, held = np.zeros(layout.anchor.size, bool), [], 0.0
     for name, site in latents.items():
-        if not is_masked(site):
-            continue
         index = columns[name]
-        flat[index] = from_prior[index] == 0
-        if np.any(flat[index] & (from_joint[index] != 0)):
-            raise ValueError(
-                f"Latent site {name!r} is masked, which takes its prior away, but the "
-                "likelihood depends on it: its prior is improper, and the evidence is "
-                "not defined. Take the mask off, and NeuTraReparam, if that set it."
-            )
-    return replace(layout, moving=np.flatnonzero(~flat))
+        bare = is_masked(site) & (from_prior[index] == 0)
+        if np.any(bare & (from_joint[index] != 0)):
+            _check_imputed(layout, name, site)
+            imputed.append(name)
+            continue
+        flat[index] = bare
+        held += float(np.sum(log_det[index], where=bare))
+    return replace(
+        layout, moving=np.flatnonzero(~flat), held_log_det=held, imputed=tuple(imputed)
+    )
+
+
+def _slopes(layout: Layout, latents: Trace) -> tuple[np.ndarray, ...]:
+    """Return the slopes of prior and joint density, and the Jacobians of the transforms.
+
+    The slopes are those without the Jacobians, which a mask does not take away.
+    """
+    potential = layout.joint([])
+    one = jnp.ones((), layout.anchor.dtype)
+
+    def jacobians(position: Array) -> Array:
+        free = layout.unravel_position(position)
+        shares = {name: log_det_shares(latents[name], free[name]) for name in free}
+        return ravel_pytree(shares)[0]
+
+    @partial(jax.jit, compiler_options=compilation.QUICK)
+    def slopes(position: Array) -> tuple[Array, Array, Array, Array]:
+        at_zero, at_one = (
+            jax.grad(potential, 2)(layout.init_params, t * one, position) for t in (0, 1)
+        )
+        bend = jax.grad(lambda x: jacobians(x).sum())(position)
+        return at_zero, at_one, bend, jacobians(position)
+
+    at_zero, at_one, bend, log_det = map(np.asarray, slopes(layout.anchor))
+    scale = 1e-5 * (1 + np.abs(bend))
+
+    def without(slope: np.ndarray) -> np.ndarray:
+        return np.where(np.abs(slope + bend) <= scale, 0.0, slope + bend)
+
+    return without(at_zero), without(at_one), log_det
+
+
+def _check_imputed(layout: Layout, name: str, site: Site) -> None:
+    """Check that a masked latent fills gaps of an observed site, each entry one of them.
+
+    Then its density is that of the observed site, and proper.
+    """
+    how_often = _times_observed(layout, name, site)
+    if not how_often.any():
+        raise ValueError(
+            f"Latent site {name!r} is masked, which takes its prior away, but the "
+            "likelihood depends on it: its prior is improper, and the evidence is "
+            "not defined. Take the mask off, and NeuTraReparam, if that set it."
+        )
+    if int(num_masked(site)) != int(np.prod(site["fn"].batch_shape)):
+        raise ValueError(
+            f"Latent site {name!r} is masked in part and fills gaps of an observed site. "
+            "Draw the entries that are masked and those that are not at two sites."
+        )
+    if not np.allclose(how_often, 1):
+        raise ValueError(
+            f"Latent site {name!r} is masked and a part of what an observed site has seen, "
+            "but not each entry once and as it is, so that its density there is not that "
+            "of the latent. Observe it as it was drawn, as in obs=x.at[missing].set(drawn)."
+        )
+
+
+def _times_observed(layout: Layout, name: str, site: Site) -> np.ndarray:
+    """Return how the values of observed sites change with each entry of a latent."""
+    args, kwargs = layout.call.fill([])
+
+    def total(value: Array) -> Array:
+        fixed = handlers.substitute(layout.model, data={name: value})
+        sites = run_once(fixed, jax.random.key(0), args, kwargs).values()
+        seen = [jnp.asarray(each["value"], float) for each in sites if is_data(each)]
+        return sum((jnp.sum(each) for each in seen), jnp.zeros(()))
+
+    return np.asarray(jax.grad(total)(jnp.asarray(site["value"], float)))

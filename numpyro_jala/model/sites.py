@@ -9,7 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
-from numpyro.distributions import ImproperUniform, MaskedDistribution, Unit
+from numpyro.distributions import (
+    ExpandedDistribution,
+    ImproperUniform,
+    Independent,
+    MaskedDistribution,
+    Unit,
+)
+from numpyro.primitives import Messenger
 
 from numpyro_jala._typing import PRNGKey
 
@@ -17,6 +24,28 @@ Site: TypeAlias = dict[str, Any]
 Trace: TypeAlias = dict[str, Site]
 
 _WRAPPERS = ("Independent", "ExpandedDistribution", "MaskedDistribution")
+
+
+class SiteRecorder(Messenger):  # type: ignore[misc]
+    """Remember the last named site, draws, and whether random numbers were asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.last_site = ""
+        self.drawn: dict[str, Any] = {}
+        self.is_noisy = False
+
+    def process_message(self, msg: Site) -> None:
+        """See a site go by."""
+        self.is_noisy |= msg["type"] == "prng_key"
+        if msg["type"] in ("sample", "param", "deterministic"):
+            self.last_site = msg["name"]
+
+    def postprocess_message(self, msg: Site) -> None:
+        """See what was drawn."""
+        is_latent = msg["type"] == "sample" and not msg["is_observed"]
+        if is_latent and not isinstance(msg["value"], jax.core.Tracer):
+            self.drawn[msg["name"]] = msg["value"]
 
 
 def run_once(
@@ -56,6 +85,17 @@ def base_distribution(fn: Any) -> Any:
 def is_masked(site: Site) -> bool:
     """Tell whether a mask takes some of the site's density away."""
     return any(isinstance(fn, MaskedDistribution) for fn in _layers(site["fn"]))
+
+
+def without_mask(fn: Any) -> Any:
+    """Return a distribution as it would be had nobody masked it."""
+    if isinstance(fn, MaskedDistribution):
+        return without_mask(fn.base_dist)
+    if isinstance(fn, Independent):
+        return without_mask(fn.base_dist).to_event(fn.reinterpreted_batch_ndims)
+    if isinstance(fn, ExpandedDistribution):
+        return without_mask(fn.base_dist).expand(fn.batch_shape)
+    return fn
 
 
 def num_masked(site: Site) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -14,6 +15,13 @@ from numpyro_jala.model.sites import Site
 
 #: Most entries of a constrained param that are looked at one by one.
 _MOST_INSPECTED = 64
+#: Where the entries of a value lie that several unconstrained parameters move.
+_RANGES = (
+    (constraints.simplex, 0.0, 1.0),
+    (constraints.corr_cholesky, -1.0, 1.0),
+    (constraints.corr_matrix, -1.0, 1.0),
+    (constraints.positive_ordered_vector, 0.0, np.inf),
+)
 
 
 def to_support(values: dict[str, Tree], supports: dict[str, Any]) -> dict[str, Tree]:
@@ -35,6 +43,19 @@ def from_support(values: dict[str, Tree], supports: dict[str, Any]) -> dict[str,
 def unconstrained(site: Site) -> Array:
     """Map the value of a latent site to the real line."""
     return biject_to(site["fn"].support).inv(site["value"])
+
+
+def log_det_shares(site: Site, free: Array) -> Array:
+    """Share the log-Jacobian of a latent's transform among its unconstrained entries.
+
+    That of a draw whose entries are transformed together is shared equally.
+    """
+    transform = biject_to(site["fn"].support)
+    log_det = transform.log_abs_det_jacobian(free, transform(free))
+    inner = jnp.ndim(free) - jnp.ndim(log_det)
+    size = math.prod(jnp.shape(free)[jnp.ndim(log_det) :])
+    spread = log_det.reshape(*jnp.shape(log_det), *(1,) * inner) / max(size, 1)
+    return jnp.broadcast_to(spread, jnp.shape(free))
 
 
 def _is_linear(support: Any, leaf: Array) -> np.ndarray:
@@ -78,3 +99,12 @@ def free_coordinates(values: dict[str, Tree], supports: dict[str, Any]) -> np.nd
     }
     leaves = [np.ravel(leaf) for leaf in jax.tree.leaves(found)]
     return np.concatenate([np.zeros(0, bool), *leaves])
+
+
+def entry_range(support: Any) -> tuple[float, float]:
+    """Return the least and the largest value that an entry of a param can have."""
+    support = getattr(support, "base_constraint", support)
+    for known, low, high in _RANGES:
+        if isinstance(support, type(known)):
+            return low, high
+    return -np.inf, np.inf

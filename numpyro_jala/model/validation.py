@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,8 @@ from numpyro_jala.model.sites import (
     num_masked,
 )
 
+#: Draws that are named where a model fails.
+_MOST_DRAWS = 4
 #: Share of equal draws that is not chance, even in single precision.
 _TIED = 0.02
 
@@ -228,6 +231,13 @@ def _broadcast(name: str, seen: tuple[int, ...], shape: tuple[int, ...]) -> list
     ]
 
 
+def is_dead(trace: Trace) -> bool:
+    """Tell whether a draw from the prior has a non-finite log-density."""
+    sites = [site for site in trace.values() if site["type"] == "sample"]
+    logs = [site["fn"].log_prob(site["value"]) for site in sites]
+    return not all(bool(jnp.isfinite(each).all()) for each in logs)
+
+
 def describe_dead_start(trace: Trace) -> str:
     """Say which site has a non-finite log-density at a draw from the prior."""
     for name, site in trace.items():
@@ -270,9 +280,18 @@ def find_tied_draws(draws: np.ndarray, columns: dict[str, np.ndarray]) -> dict[s
     return {name: float(share) for name, share in worst.items() if share > _TIED}
 
 
-def describe_failure(error: Exception) -> str:
-    """Say that the model itself failed."""
-    return (
+def describe_failure(error: Exception, last_site: str, drawn: dict[str, Any]) -> str:
+    """Say that the model itself failed, where, and at which draws from the prior."""
+    said = (
         "The model, run once on the given arguments before anything else, failed: "
         f"{type(error).__name__}: {error}"
     )
+    if not last_site:
+        return said
+    said += f" This was after site {last_site!r}"
+    names = list(drawn)[-_MOST_DRAWS:]
+    draws = [
+        f"{name} = {np.array2string(np.asarray(drawn[name]), precision=4, threshold=6)}"
+        for name in names
+    ]
+    return said + (f", at the draws {', '.join(draws)}." if draws else ".")

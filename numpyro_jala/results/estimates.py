@@ -14,6 +14,7 @@ import numpy as np
 from numpyro_jala._typing import Array
 from numpyro_jala.inference.information import Uncertainty
 from numpyro_jala.model.density import Layout
+from numpyro_jala.model.supports import entry_range
 
 
 class Estimate(NamedTuple):
@@ -80,7 +81,8 @@ def estimates(
 
     Intervals are Wald's on the unconstrained scale and mapped through the constraint, so
     that they lie within it. An entry that several unconstrained parameters move, such as
-    one of a simplex, has no such scale of its own, and its interval is symmetric.
+    one of a simplex, has no such scale of its own, and its interval is symmetric, cut off
+    where the range of such an entry ends.
     """
     leaves = param_leaves(jax.device_get(layout.constrain_params(params)))
     if uncertainty is None:
@@ -98,6 +100,8 @@ def estimates(
     alone = (depends.sum(1) == 1) & np.isfinite(error)
     low = np.where(alone, ends.min(0), low)
     high = np.where(alone, ends.max(0), high)
+    bounds = _bounds(layout, params)
+    low, high = np.clip(low, *bounds), np.clip(high, *bounds)
     result, start = {}, 0
     for name, leaf in leaves.items():
         part = slice(start, start + leaf.size)
@@ -105,6 +109,17 @@ def estimates(
         columns = (column[part].reshape(leaf.shape) for column in (error, low, high))
         result[name] = Estimate(leaf, *columns)
     return result
+
+
+def _bounds(layout: Layout, params: Array) -> np.ndarray:
+    """Return the range of each constrained entry, (2, entries)."""
+    values = layout.constrain_params(params)
+    ranges = [
+        np.tile(entry_range(layout.constraints[name]), (np.size(leaf), 1))
+        for name, value in values.items()
+        for leaf in jax.tree.leaves(value)
+    ]
+    return np.concatenate(ranges).T
 
 
 def covariance(layout: Layout, params: Array, uncertainty: Uncertainty) -> np.ndarray:
