@@ -31,6 +31,7 @@ from numpyro_jala.inference import (
 from numpyro_jala.inference.checkpoint import Checkpoint, check_path, identify
 from numpyro_jala.inference.conclusion import conclude
 from numpyro_jala.inference.programs import Data, Fixed
+from numpyro_jala.inference.progress import WatchedRun, note_evidence, num_first_steps
 from numpyro_jala.inference.record import Run
 from numpyro_jala.model import validation
 from numpyro_jala.model.density import Layout
@@ -45,6 +46,8 @@ _NUM_DRAWS, _NUM_DRAWS_LARGE = 512, 2048
 _MANY, _FEW = 512, 64
 #: From so many components, none with more than so many latents, noise averages out.
 _SEVERAL, _SMALL = 20, 64
+#: Particles for each latent of the largest of many components.
+_PER_LATENT = 10
 
 
 class Start(NamedTuple):
@@ -298,6 +301,7 @@ class JALAEM(Fitter):
         arviz.InferenceData
             Or an ``xarray.DataTree`` where ArviZ is 1.0 or later.
         """
+        options.check_num_steps(num_steps)
         if checkpoint is not None:
             check_path(checkpoint, checkpoint_every)
         self._make_room()
@@ -314,7 +318,12 @@ class JALAEM(Fitter):
         if state is None:
             state = self._first_state(start_key, run, start)
         state = loop.anneal(run, state, num_steps == 0, progress_bar, saver)
-        state = loop.ascend(run, state, num_steps, progress_bar, saver)
+        first = num_first_steps(run, num_steps)
+        if first:
+            state = loop.ascend(run, state, first, progress_bar, saver)
+            note_evidence(run, state)
+        if run.count(EM_STEP) >= first:  # else the user has interrupted
+            state = loop.ascend(run, state, num_steps, progress_bar, saver)
         conclude(run, state)
         for message in diagnostics.warning_messages(run):
             warnings.warn(message, stacklevel=2)
@@ -327,7 +336,7 @@ class JALAEM(Fitter):
         start: Start,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> Run:
+    ) -> WatchedRun:
         """Look at the model, and fit the reference if there is one to fit."""
         fixed, arrays, trace = self._inspect(model_key, args, kwargs)
         first = self._first_params(fixed.layout, trace, start.params)
@@ -335,16 +344,21 @@ class JALAEM(Fitter):
         if start.state is None and start.particles is None:
             fitted = reference.make(self.reference, fit_key, fixed.layout, first, arrays)
         data = Data(arrays, fitted.gaussian)
-        return Run(fixed, data, trace, args, kwargs, fitted.num_evaluations)
+        return WatchedRun(fixed, data, trace, args, kwargs, fitted.num_evaluations)
 
     def _first_state(self, rng_key: PRNGKey, run: Run, start: Start) -> State:
         """Take the state that was given, or draw particles."""
         if start.state is not None:
             return start.state
         opening = self._opening(rng_key, run.fixed, run.data, run.trace, start)
+        from_prior = start.particles is None and run.data.gaussian is None
+        if from_prior and validation.is_dead(run.trace):  # to say so before long
+            alive = programs.is_alive(run.fixed, rng_key, run.data, opening[1][-1])
+            self._check_alive_start(alive, run.trace)
         state = loop.begin(run, *opening)
-        self._check_alive_start(state, run.trace)
-        if start.particles is None and run.data.gaussian is None:
+        alive = jnp.isfinite(state.cloud.log_weight).any((0, 2)).all()
+        self._check_alive_start(alive, run.trace)
+        if from_prior:
             layout = run.fixed.layout
             draws = np.asarray(sharding.fetch(state.cloud.position))
             draws = draws.reshape(-1, layout.dim)
@@ -376,7 +390,7 @@ class JALAEM(Fitter):
         num_components, largest = partition.num_components, int(partition.sizes.max())
         wanted = _MANY
         if num_components >= _SEVERAL and largest <= _SMALL:
-            wanted = max(_FEW, 8 * largest, _MANY * _SEVERAL // num_components)
+            wanted = max(_FEW, _PER_LATENT * largest, _MANY * _SEVERAL // num_components)
         per_island = max(math.ceil(wanted / self.num_islands), options.FEWEST)
         return self.num_islands * per_island
 
@@ -406,8 +420,8 @@ class JALAEM(Fitter):
         given, first = sharding.place(mesh, (given, first))
         return programs.initial_state_given, (fixed, rng_key, data, params, given, first)
 
-    def _check_alive_start(self, state: State, trace: Trace) -> None:
-        if not bool(jnp.isfinite(state.cloud.log_weight).any((0, 2)).all()):
+    def _check_alive_start(self, alive: Array, trace: Trace) -> None:
+        if not bool(alive):
             raise ValueError(
                 "No particle has a finite log-density at the start. "
                 + validation.describe_dead_start(trace)

@@ -253,7 +253,11 @@ def attempt(jala, spec, case) -> tuple[str, str]:
                 init_params=start_of(spec, case),
                 progress_bar=False,
             )
-        numbers: list[Any] = [jala.log_evidence, jala.params, jala.get_samples()]
+        numbers: list[Any] = [
+            jala.diagnostics()["raw_log_evidence"],
+            jala.params,
+            jala.get_samples(),
+        ]
     except (ValueError, RuntimeError) as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         is_ours = last.filename.startswith(PACKAGE)

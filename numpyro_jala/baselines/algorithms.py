@@ -139,6 +139,7 @@ class Baseline(Fitter):
         drawn from the prior. ``params`` is then an average of the path that forgets its
         first part; ``em_trace`` has the path itself.
         """
+        options.check_num_steps(num_steps)
         self._make_room()
         model_key, start_key = random.split(rng_key)
         fixed, arrays, trace = self._inspect(model_key, args, kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -64,6 +65,15 @@ def check_positive(name: str, value: float) -> None:
     """Check that an option is a positive number, unless JAX does not know it yet."""
     if not isinstance(value, jax.core.Tracer) and not value > 0:
         raise ValueError(f"{name}={value} is not positive.")
+
+
+def check_num_steps(value: int) -> None:
+    """Check that a number of steps is one."""
+    if not isinstance(value, Integral) or value < 0:
+        raise ValueError(
+            f"num_steps={value!r} is not a number of steps: give an integer of zero, which "
+            "holds the params still, or more."
+        )
 
 
 def check_annealing_effort(value: float) -> None:

@@ -14,7 +14,7 @@ from jax import lax, random
 from jax.flatten_util import ravel_pytree
 
 from numpyro_jala._typing import Array, PRNGKey
-from numpyro_jala.backend import blocks
+from numpyro_jala.backend import blocks, compilation
 from numpyro_jala.backend.precision import exactly
 from numpyro_jala.backend.sharding import on_mesh
 from numpyro_jala.engine import em, sampler, smc
@@ -38,6 +38,8 @@ CHUNK = 100
 #: Rest at the estimate: steps to go there and settle, then clouds to keep, and how many
 #: steps apart.
 SETTLE, CLOUDS, APART = 8, 5, 6
+#: Draws that are looked at if the first one has no density.
+_LOOKS = 256
 
 
 class Fixed(NamedTuple):
@@ -97,6 +99,14 @@ def initial_state(fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array) -> 
     return sampler.initial_state(
         state_key, problem, settings, target, position, first, ascends=False
     )
+
+
+@partial(jax.jit, static_argnums=0, compiler_options=compilation.QUICK)
+def is_alive(fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array) -> Array:
+    """Tell whether any of a few draws from the prior has a finite density."""
+    draws = reference.draw(rng_key, fixed.layout, params, data.arrays, None, (1, _LOOKS))
+    joint, one = fixed.layout.joint(data.arrays), jnp.ones((), params.dtype)
+    return jnp.isfinite(jax.vmap(lambda row: joint(params, one, row))(draws[0])).any()
 
 
 @partial(jax.jit, static_argnums=0)

@@ -35,6 +35,7 @@ class _Model(NamedTuple):
     num_params: int
     num_observations: float
     observed: dict[str, np.ndarray]
+    failure: str = ""  # why there is no log-evidence
 
 
 def _read(name: str, data: Any) -> _Model:
@@ -57,6 +58,7 @@ def _read(name: str, data: Any) -> _Model:
         int(attrs["num_params"]),
         float(attrs.get("num_observations", np.nan)),
         observed,
+        str(attrs.get("failure", "")),
     )
 
 
@@ -90,7 +92,8 @@ def compare(
         One row a model: ``rank``, ``log_evidence`` and its Monte Carlo error ``se``,
         ``diff`` to the best and its error ``diff_se``, ``log_bayes_factor`` against the
         best, posterior ``probability``, ``num_params``, ``aic`` and ``bic``. Where params
-        were estimated, the log-evidence is the maximised marginal log-likelihood.
+        were estimated, the log-evidence is the maximised marginal log-likelihood. A run
+        that failed comes last, has no log-evidence, and ``warning`` says why.
 
     Examples
     --------
@@ -115,7 +118,9 @@ def compare(
             f"prior has {dict(prior)}, and must have a positive number for each of "
             f"{list(found)}."
         )
-    names = sorted(found, key=lambda name: -found[name].log_evidence)
+    names = sorted(
+        found, key=lambda name: np.nan_to_num(-found[name].log_evidence, nan=np.inf)
+    )
     ordered = [found[name] for name in names]
     best = ordered[0]
     log_evidence = np.array([model.log_evidence for model in ordered])
@@ -123,7 +128,7 @@ def compare(
     num_params = np.array([model.num_params for model in ordered])
     num_observations = np.array([model.num_observations for model in ordered])
     log_posterior = log_evidence + np.log([prior[name] for name in names])
-    share = np.exp(log_posterior - log_posterior.max())
+    share = np.exp(log_posterior - np.nanmax([*log_posterior, -np.inf]))
     diff_se = np.hypot(error, best.error)
     diff_se[0] = 0.0
     table = pd.DataFrame(
@@ -134,10 +139,11 @@ def compare(
             "diff": best.log_evidence - log_evidence,
             "diff_se": diff_se,
             "log_bayes_factor": log_evidence - best.log_evidence,
-            "probability": share / share.sum(),
+            "probability": share / np.nansum(share),
             "num_params": num_params,
             "aic": aic(log_evidence, num_params),
             "bic": bic(log_evidence, num_params, num_observations),
+            "warning": [model.failure for model in ordered],
         },
         index=names,
     )
@@ -149,7 +155,11 @@ def compare(
 def _warning_messages(
     names: list[str], models: list[_Model], table: pd.DataFrame
 ) -> list[str]:
-    said = []
+    said = [
+        f"Of {name!r} there is no log-evidence to compare: {model.failure}."
+        for name, model in zip(names, models, strict=True)
+        if model.failure
+    ]
     best = models[0]
     for name, model in zip(names[1:], models[1:], strict=True):
         if not _same_data(best, model):
@@ -188,6 +198,9 @@ def print_comparison(table: pd.DataFrame) -> None:
         )
     else:
         for name in table.index[1:]:
+            if np.isnan(table["diff"][name]):
+                lines.append(f"Of {name} there is no log-evidence.")
+                continue
             twice = 2 * table["diff"][name]
             grade = next((words for bound, words in _GRADES if twice <= bound), "unknown")
             lines.append(f"Evidence for {table.index[0]} against {name}: {grade}.")

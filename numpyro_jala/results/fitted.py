@@ -16,7 +16,13 @@ from numpyro_jala._typing import PRNGKey, Tree
 from numpyro_jala.engine import em
 from numpyro_jala.inference import options, programs
 from numpyro_jala.inference.record import Run
-from numpyro_jala.results import diagnostics, estimates, inference_data, summary
+from numpyro_jala.results import (
+    diagnostics,
+    estimates,
+    inference_data,
+    log_evidence,
+    summary,
+)
 from numpyro_jala.results.estimates import Estimate
 
 
@@ -63,13 +69,16 @@ class Results:
 
     @property
     def log_evidence(self) -> float:
-        """The log of the evidence at the estimate."""
-        return diagnostics.best_evidence(self._found)[0]
+        """The log of the evidence at the estimate; NaN if the run has failed.
+
+        What was found is then ``raw_log_evidence`` of :meth:`diagnostics`.
+        """
+        return log_evidence.best_evidence(self._found)[0]
 
     @property
     def log_evidence_se(self) -> float:
         """The standard error of ``log_evidence``."""
-        return diagnostics.best_evidence(self._found)[1]
+        return log_evidence.best_evidence(self._found)[1]
 
     def _estimates(self, prob: float) -> dict[str, Estimate]:
         found = self._found

@@ -15,13 +15,9 @@ from numpyro_jala.engine.weights import effective_fraction
 from numpyro_jala.inference import programs
 from numpyro_jala.inference.record import Run
 from numpyro_jala.model.sites import describe_dims, observed_data
-from numpyro_jala.results.diagnostics import (
-    best_evidence,
-    diagnostics,
-    island_evidence,
-    num_observations,
-)
+from numpyro_jala.results.diagnostics import diagnostics, num_observations
 from numpyro_jala.results.estimates import estimates, param_leaves
+from numpyro_jala.results.log_evidence import best_evidence, failure, island_evidence
 
 _PACKAGES = ("numpyro_jala", "numpyro", "jax", "arviz")
 #: Probability of the intervals that are stored.
@@ -109,6 +105,7 @@ def _weighted_attrs(run: Run) -> dict[str, Any]:
     return {
         "log_evidence": log_evidence,
         "log_evidence_se": error,
+        "failure": failure(run),
         "num_islands": settings.num_islands,
         "num_components": run.fixed.layout.partition.num_components,
         "resampling": settings.resampling,

@@ -10,8 +10,10 @@ from numpyro_jala.engine import em
 from numpyro_jala.engine.state import EM_STEP
 from numpyro_jala.inference.record import Run
 from numpyro_jala.results.comparison import aic, bic
+from numpyro_jala.results.convergence import last_rise
 from numpyro_jala.results.diagnostics import diagnostics, num_observations, warning_messages
 from numpyro_jala.results.estimates import estimates, label_entries
+from numpyro_jala.results.log_evidence import failure, short
 
 _MOST_ROWS = 20
 #: Of a site with more entries than that: so many with the lowest and the highest means.
@@ -72,7 +74,11 @@ def effective_size(values: np.ndarray, weight: np.ndarray) -> float:
     mean = np.sum(weight * values)
     variance = np.sum(weight * (values - mean) ** 2)
     noise = means.var(ddof=1) / len(means)
-    return float(min(most, variance / max(noise, 1e-300)))
+    # What does not vary is known whatever the draws.
+    is_constant = variance <= (np.finfo(values.dtype).eps * mean) ** 2
+    if is_constant or most * noise <= variance:
+        return float(most)
+    return float(variance / noise)
 
 
 def _latent_lines(
@@ -125,9 +131,12 @@ def summary(
     weight = np.exp(log_weight)
     state = run.last_state
     steps = int(state.num_steps) if state is not None else 0
+    evidence = f"log-evidence {found['log_evidence']:.3f} ± {found['log_evidence_se']:.3f}"
+    if failure(run):
+        evidence = "log-evidence unknown, the run has failed"
     last = (
-        f"log-evidence {found['log_evidence']:.3f} ± {found['log_evidence_se']:.3f}   "
-        f"steps {steps}   ESS {found['ess']:.2f}   r-hat {found['rhat']:.2f}"
+        f"{evidence}   steps {steps}   ESS {found['ess']:.2f}   "
+        f"r-hat {short(found['rhat'])}"
     )
     num_islands, num_params = run.fixed.settings.num_islands, run.result.params.size
     more = []
@@ -142,6 +151,9 @@ def summary(
             words.append(f"estimated shortfall {found['shortfall']:.2g} nats")
         else:
             words.append(f"no standard errors: more than {em.FEW_PARAMS} params")
+        rise = last_rise(run)
+        if rise is not None:
+            words.append(f"rise over the last {rise.num_steps} steps {rise.nats:.2g} nats")
         more = ["   ".join(words)]
     warned = [f"! {text}" for text in warning_messages(run)]
     latents = _latent_lines(samples, weight, prob, num_islands)
