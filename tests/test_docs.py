@@ -122,3 +122,13 @@ def test_names_of_other_projects_are_links_only_with_a_network(monkeypatch):
 
     assert configured(unreachable) == {}
     assert {"arviz", "jax", "numpyro"} < set(configured(lambda *_, **__: nullcontext()))
+
+
+def test_no_page_needs_files_of_the_repository():
+    pages = [path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")]
+    code = {
+        str(page): "\n".join(cells(page)) for page in pages if "_build" not in page.parts
+    }
+    assert sum(bool(text) for text in code.values()) > 8
+    outside = re.compile(r"examples|Path\.cwd|\.parents?\b|\.csv|\.\./")
+    assert [page for page, text in code.items() if outside.search(text)] == []
