@@ -9,6 +9,7 @@ import pytest
 from jax import random
 from numpyro.distributions import constraints
 from scipy.optimize import minimize
+from scipy.stats import norm
 
 from numpyro_jala import JALAEM
 from numpyro_jala.engine.state import EM_STEP
@@ -38,7 +39,7 @@ def data(sizes, seed=0):
     rng = np.random.default_rng(seed)
     group = rng.permutation(np.repeat(np.arange(NUM_GROUPS), sizes))
     u = 0.8 * rng.normal(size=NUM_GROUPS)
-    y = 1.0 + u[group] + 1.3 * rng.normal(size=NUM_ROWS)
+    y = 1.0 + u[group] + 1.3 * rng.normal(size=group.size)
     return group, y.astype(np.float32)
 
 
@@ -125,6 +126,42 @@ def test_other_groups_of_as_many_rows_have_components_of_their_own(auto, compila
     for sizes in (EVEN, UNEVEN):  # both are known
         fit(auto, sizes, seed=3)
     assert not compilations
+
+
+@pytest.mark.slow
+def test_groups_of_one_to_ten_thousand_rows_are_integrated_alike():
+    jala = JALAEM(intercepts, num_particles=64)
+    sizes = np.geomspace(1, 10_000, NUM_GROUPS).astype(int)
+    assert_exact(jala, *fit(jala, sizes))
+    assert jala.components["num_components"] == NUM_GROUPS
+
+
+def test_zeros_in_all_groups_are_integrated_and_leave_params_open():
+    """The rate falls without end, and no data tell its spread."""
+
+    def model(y):
+        centre = numpyro.param("centre", 0.0)
+        sd = numpyro.param("sd", 1.0, constraint=constraints.positive)
+        with numpyro.plate("groups", NUM_GROUPS):
+            u = numpyro.sample("u", dist.Normal(centre, sd))
+            with numpyro.plate("rows", 4):
+                numpyro.sample("y", dist.Poisson(jnp.exp(u)), obs=y)
+
+    jala, y = JALAEM(model), np.zeros((4, NUM_GROUPS), np.float32)
+    with pytest.warns(UserWarning, match="The data hardly determine|not converged"):
+        jala.run(random.key(0), NUM_STEPS, y, progress_bar=False)
+    z, width = np.linspace(-8, 8, 401, retstep=True)
+    centre, sd = float(jala.params["centre"]), float(jala.params["sd"])
+    likelihood = np.exp(-4 * np.exp(centre + sd * z)) @ norm.pdf(z) * width
+    error = jala.log_evidence - NUM_GROUPS * np.log(likelihood)
+    assert abs(error) < 4 * jala.log_evidence_se < 0.2
+
+
+def test_a_missing_value_in_one_group_is_named_by_its_row():
+    group, y = data(EVEN)
+    y[17] = np.nan
+    with pytest.raises(ValueError, match=r"'y' holds 1 NaN, the first at index \(17,\)"):
+        describe(intercepts, group, y)
 
 
 def test_a_killed_run_is_resumed_bit_by_bit(auto, tmp_path, monkeypatch):
