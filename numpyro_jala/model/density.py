@@ -51,12 +51,18 @@ class Temper(Messenger):  # type: ignore[misc]
         self.temperature = temperature
         self.jacobians = {f"_{name}_log_det" for name in latents}
         self.imputed = imputed
+        # A mask around a site takes them away as well.
+        self.bare_jacobians = {f"_{name}_log_det" for name in imputed}
 
     def process_message(self, msg: Site) -> None:
         """Multiply the scale of observed sites and factors."""
-        if msg["type"] == "sample" and msg["name"] in self.imputed:
+        if msg["type"] != "sample":
+            return
+        if msg["name"] in self.imputed:
             msg["fn"], msg["scale"] = without_mask(msg["fn"]), 1 - self.temperature
-        if msg["type"] != "sample" or not msg["is_observed"]:
+        if msg["name"] in self.bare_jacobians:
+            msg["fn"] = without_mask(msg["fn"])
+        if not msg["is_observed"]:
             return
         # Where discrete latents are summed out, a scan calls its first sites by this.
         if msg["name"].replace("_PREV_", "") not in self.jacobians:

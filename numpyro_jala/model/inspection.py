@@ -217,7 +217,8 @@ def _hold_flat(layout: Layout, latents: Trace) -> Layout:
 def _slopes(layout: Layout, latents: Trace) -> tuple[np.ndarray, ...]:
     """Return the slopes of prior and joint density, and the Jacobians of the transforms.
 
-    The slopes are those without the Jacobians, which a mask does not take away.
+    The slopes are those without the Jacobians, which a mask around the site takes away,
+    and one of its distribution does not. Those taken away are zero.
     """
     potential = layout.joint([])
     one = jnp.ones((), layout.anchor.dtype)
@@ -236,10 +237,11 @@ def _slopes(layout: Layout, latents: Trace) -> tuple[np.ndarray, ...]:
         return at_zero, at_one, bend, jacobians(position)
 
     at_zero, at_one, bend, log_det = map(np.asarray, slopes(layout.anchor))
-    scale = 1e-5 * (1 + np.abs(bend))
+    bend, log_det = (np.where(at_zero == 0, 0.0, each) for each in (bend, log_det))
+    rounding = 1e-5 * np.abs(bend)
 
     def without(slope: np.ndarray) -> np.ndarray:
-        return np.where(np.abs(slope + bend) <= scale, 0.0, slope + bend)
+        return np.where(np.abs(slope + bend) <= rounding, 0.0, slope + bend)
 
     return without(at_zero), without(at_one), log_det
 

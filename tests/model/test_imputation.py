@@ -7,9 +7,11 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 from numpyro import handlers
-from scipy.stats import multivariate_normal
+from scipy.stats import multivariate_normal, norm
 
 from numpyro_jala import JALAEM
+from numpyro_jala.model.inspection import lay_out
+from numpyro_jala.model.sites import run_once
 
 AGE = np.array([0.3, np.nan, 1.4, -0.5, np.nan, 0.9], np.float32)
 SEEN = np.array([0.1, 0.9, 0.4, -0.6, -1.2, 1.1], np.float32)
@@ -55,6 +57,26 @@ def test_an_imputed_latent_has_its_density_once(where):
     assert abs(found["recursive_log_evidence"] - exact()) < 4 * spread < 0.8
     # Given the outcome, a missing age is drawn towards it.
     assert jala.get_samples()["x"].mean(0)[1] < 0 < jala.get_samples()["x"].mean(0)[0]
+
+
+@pytest.mark.parametrize("around", [False, True])
+def test_an_imputed_latent_on_a_half_line_has_its_jacobian(around):
+    def model(age):
+        fn = dist.LogNormal(0.3, 0.5).expand([2])
+        with handlers.mask(mask=not around):
+            x = numpyro.sample("x", fn if around else fn.mask(False))
+        whole = jnp.nan_to_num(jnp.asarray(age)).at[MISSING].set(x)
+        numpyro.sample("age", dist.LogNormal(0.3, 0.5), obs=whole)
+
+    age = np.exp(AGE)
+    layout = lay_out(model, run_once(model, random.key(0), (age,), {}), (age,), {})
+    at = jnp.array([0.2, -0.7])
+    seen = norm(0.3, 0.5).logpdf(AGE[np.isfinite(AGE)]).sum() - np.nansum(AGE)
+    imputed = norm(0.3, 0.5).logpdf(at).sum()  # of the logarithm
+    for temperature in (0.0, 0.4, 1.0):
+        found = layout.joint([])(layout.init_params, jnp.asarray(temperature), at)
+        # The prior of what is imputed goes as its density where it is observed comes.
+        np.testing.assert_allclose(-found, temperature * seen + imputed, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

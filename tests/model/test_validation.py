@@ -16,9 +16,13 @@ from numpyro.distributions import constraints
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoDiagonalNormal
 from numpyro.infer.reparam import LocScaleReparam, NeuTraReparam
+from scipy.stats import norm
 
 from numpyro_jala import JALAEM
+from numpyro_jala.inference import loop
 from numpyro_jala.model import validation
+from numpyro_jala.model.inspection import lay_out
+from numpyro_jala.model.sites import run_once
 from tests.tools import SCHOOLS, normal_means
 
 
@@ -312,3 +316,66 @@ def test_two_draws_that_are_the_same_by_chance_are_no_heap():
     assert validation.find_tied_draws(draws, columns) == {}
     draws[6, 0] = draws[4, 0]
     assert validation.find_tied_draws(draws, columns) == {"x": pytest.approx(2 / 31)}
+
+
+@pytest.mark.parametrize("num_steps", [-1, 2.5])
+def test_a_number_of_steps_that_is_none(num_steps):
+    with pytest.raises(ValueError, match=f"num_steps={num_steps} is not a number of steps"):
+        JALAEM(normal_means).run(random.key(0), num_steps, SCHOOLS)
+
+
+def test_a_failure_names_the_site_and_the_draw():
+    def model(y):
+        x = numpyro.sample("x", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(0.0, -jnp.abs(x), validate_args=True), obs=y)
+
+    words = r"got invalid scale.*after site 'x', at the draws x = -?\d"
+    refuse(model, words, SCHOOLS)
+
+
+def positive_with_gaps(y, mask, around):
+    x = numpyro.sample("x", dist.Normal(0.0, 0.5))
+    fn = dist.LogNormal(x, 1.0).expand([6])
+    with handlers.mask(mask=mask if around else True):
+        numpyro.sample("unused", fn if around else fn.mask(mask))
+    numpyro.sample("y", dist.Normal(x, 1.0), obs=y)
+
+
+@pytest.mark.parametrize("around", [False, True])
+@pytest.mark.parametrize("splits", [False, True])
+def test_what_a_mask_leaves_out_has_no_jacobian(splits, around):
+    """Latents on a half-line that no density holds are held, and count for nothing."""
+    gaps = np.array([True, False, True, False, False, True])
+    known = {"y": SCHOOLS, "mask": gaps, "around": around}
+    trace = run_once(positive_with_gaps, random.key(0), (), known)
+    layout = lay_out(positive_with_gaps, trace, (), known, splits=splits)
+    assert layout.dim == 4
+    at = np.array([0.3, -0.2, 0.5, 0.1], np.float32)  # three logarithms, and x
+    found = layout.joint([])(layout.init_params, jnp.ones(()), at)
+    exact = norm(0.1, 1).logpdf(at[:3]).sum() + norm(0, 0.5).logpdf(0.1)
+    exact += norm(0.1, 1).logpdf(SCHOOLS).sum()
+    np.testing.assert_allclose(-found, exact, rtol=1e-5)
+    terms = layout.terms([])(layout.init_params, at)
+    total = sum(jnp.sum(each) for each in [*terms.prior, *terms.data])
+    np.testing.assert_allclose(total, exact, rtol=1e-5)
+
+
+def test_a_masked_latent_on_a_half_line():
+    def model(y):
+        x = numpyro.sample("x", dist.HalfNormal(1.0).mask(False))
+        numpyro.sample("y", dist.Normal(x, 1.0), obs=y)
+
+    refuse(model, "'x' is masked, which takes its prior away", SCHOOLS)
+
+
+def test_a_refusal_comes_before_the_programs_of_a_run(monkeypatch):
+    def model(y):
+        x = numpyro.sample("x", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Uniform(x, x + 1), obs=y)
+
+    def begin(*args):
+        raise AssertionError("compiles")
+
+    monkeypatch.setattr(loop, "begin", begin)
+    with pytest.warns(UserWarning, match="Out-of-support"):
+        refuse(model, "No particle has a finite.*Site 'y'", jnp.array([-90.0, 90.0]))
