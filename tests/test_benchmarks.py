@@ -66,7 +66,7 @@ def test_quadrature_integrates_the_model_of_groups(benchmark, name):
     few = {"beta": [-0.5, 0.3]} if "beta" in study.truth else {}  # small counts
     shape = (3, 3) if is_nested else (2, 2)
     study = study._replace(shape=shape, truth={**study.truth, **few})
-    data = models.draw(study, 3)
+    data = models.draw(study, 5)
     args = models.arrange(study, data)
     params = {key: np.asarray(value, float) for key, value in study.truth.items()}
     model = handlers.substitute(study.model, data=params)
