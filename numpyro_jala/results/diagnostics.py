@@ -7,7 +7,8 @@ from numpyro.distributions import MaskedDistribution
 from scipy.special import gammainccinv
 
 from numpyro_jala.engine.state import ANNEAL, EM_STEP, REST
-from numpyro_jala.inference.record import Run
+from numpyro_jala.inference import pareto
+from numpyro_jala.inference.record import Result, Run
 from numpyro_jala.results.convergence import last_rise, shortfall
 from numpyro_jala.results.estimates import estimates, label_entries
 from numpyro_jala.results.log_evidence import (
@@ -68,6 +69,7 @@ def diagnostics(run: Run) -> dict[str, float]:
         if recursive.size > 1
         else 0.0,
         "overlap": float(result.bridge.overlap),
+        **_two_estimates(result),
         "shortfall": shortfall(result),
         "last_rise": float("nan") if (rise := last_rise(run)) is None else rise.nats,
         "rhat": run.rhat,
@@ -75,6 +77,16 @@ def diagnostics(run: Run) -> dict[str, float]:
         "min_ess": float(min((info.ess_lowest.min() for info in rows), default=1.0)),
         "dead_particles": float(sum(info.died.sum() for info in rows)),
         "num_evaluations": float(run.num_evaluations),
+    }
+
+
+def _two_estimates(result: Result) -> dict[str, float]:
+    """Return what a bridge and importance sampling say; NaN where only one was asked."""
+    pair, nan = result.compared, float("nan")
+    return {
+        "bridge_log_evidence": nan if pair is None else float(pair.bridge.log_evidence),
+        "importance_log_evidence": nan if pair is None else float(pair.drawn.log_evidence),
+        "pareto_k": nan if pair is None else pair.pareto_shape,
     }
 
 
@@ -96,6 +108,7 @@ def warning_messages(run: Run) -> list[str]:
         )
     said += _particle_warnings(run, found)
     said += _evidence_warnings(run, found)
+    said += _mode_warnings(run, found)
     said += _open_params(run)
     return said + _convergence_warnings(run, found)
 
@@ -131,14 +144,15 @@ def _convergence_warnings(run: Run, found: dict[str, float]) -> list[str]:
             f"over the last {rise.num_steps} steps the log-evidence still rose by "
             f"{rise.nats:.3g} nats"
         )
-    elif found["shortfall"] > _SHORT and num_ascents(run):
+    elif found["shortfall"] > _SHORT:
         how = (
             f"the estimate is believed to be {found['shortfall']:.2g} nats short of the "
             "maximum"
         )
     else:
         return []
-    return [f"The parameters have not converged: {how}. Take more steps."]
+    advice = "Take more steps" if num_ascents(run) else "If they are to move, take steps"
+    return [f"The parameters have not converged: {how}. {advice}."]
 
 
 def _chance_disagreement(run: Run, ess: float) -> float:
@@ -192,6 +206,36 @@ def _evidence_warnings(run: Run, found: dict[str, float]) -> list[str]:
     if num_components == 1 and settings.num_islands > 1:
         said += _disagreement(run, found, value, error)
     return said
+
+
+def _mode_warnings(run: Run, found: dict[str, float]) -> list[str]:
+    """Return a sentence if modes were weighed wrongly, or cannot be weighed."""
+    pair = run.result.compared
+    if pair is None or (pair.agrees and not found["pareto_k"] >= pareto.UNRELIABLE):
+        return []
+    if pair.agrees:
+        if run.result.bridge.log_evidence != pair.drawn.log_evidence:
+            return []  # the other one is reported
+        return [
+            f"The importance weights have a heavy tail (Pareto k {found['pareto_k']:.2f}), so "
+            "the log-evidence and its standard error are not to be trusted. Take more "
+            "particles, or another parametrisation."
+        ]
+    both = (
+        f"A bridge from the particles gives the log-evidence "
+        f"{short(found['bridge_log_evidence'])}, and importance sampling "
+        f"{short(found['importance_log_evidence'])}: "
+    )
+    if run.result.bridge.log_evidence != pair.drawn.log_evidence:
+        return [both + "something is missing in one of them. Take more particles."]
+    tail = (
+        " The params were estimated on such particles: run again from them (init_params)."
+    )
+    return [
+        both
+        + "the particles were in modes in the wrong proportion. The second is reported, "
+        "and the posterior is drawn anew by it." + (tail if num_ascents(run) else "")
+    ]
 
 
 def _disagreement(

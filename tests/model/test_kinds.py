@@ -532,7 +532,8 @@ def test_a_decoder_of_many_weights_trains_without_a_gradient_for_each_particle()
             z = numpyro.sample("z", dist.Normal().expand([2]).to_event(1))
             numpyro.sample("y", dist.Normal(net(z), 0.5).to_event(1), obs=y)
 
-    jala = fit(model, y, num_steps=60, num_islands=4)
+    with pytest.warns(UserWarning, match="not converged: over the last 15 steps"):
+        jala = fit(model, y, num_steps=60, num_islands=4)
     layout = jala._run.fixed.layout
     assert layout.init_params.size > 100_000
     path = jala.get_extra_fields()["log_evidence"]
