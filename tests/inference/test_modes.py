@@ -148,3 +148,19 @@ def test_modes_of_unlike_width_are_weighed(dim):
             for s, c in ((0.3, 0.3), (0.7, 0.6))
         ]
         assert abs(share - weights[0] / sum(weights)) < 0.12
+
+
+def test_particles_in_the_wrong_proportion_are_said_and_mended():
+    """Of two far modes the particles that are given know only one."""
+    jala = JALAEM(two_modes, num_particles=256)
+    one_sided = -4.0 * np.eye(2)[0] + 0.6 * np.random.default_rng(0).normal(size=(256, 2))
+    exact = two_modes_log_evidence(2)
+    first = {"init_particles": {"x": one_sided}, "init_log_evidence": exact}
+    with pytest.warns(UserWarning, match="wrong proportion.*drawn anew"):
+        data = jala.run(random.key(0), 0, 2, progress_bar=False, **first)
+    found = jala.diagnostics()
+    assert abs(jala.log_evidence - exact) < 4 * jala.log_evidence_se < 0.2
+    assert found["importance_log_evidence"] == jala.log_evidence
+    assert found["bridge_log_evidence"] < exact - 0.2
+    assert found["pareto_k"] < 0.7
+    assert 0.15 < np.mean(np.asarray(data.posterior["x"])[..., 0] > 0) < 0.5
