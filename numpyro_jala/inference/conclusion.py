@@ -29,17 +29,21 @@ from numpyro_jala.inference.information import Information, Moments
 from numpyro_jala.inference.loop import run_steps
 from numpyro_jala.inference.modes import Weighed
 from numpyro_jala.inference.programs import APART, CLOUDS, SETTLE
-from numpyro_jala.inference.record import Run
+from numpyro_jala.inference.record import HeavyTail, Run
 
 #: The score of the marginal likelihood takes this share of the evidence's draws; less
 #: where components are small, and draws precise.
 _SCORE_SHARE, _SMALL_SHARE = 4, 8
-#: Length of a difference, in standard errors of a param if the latents were known: so far
-#: the draws are as good as where they were fitted.
-_DIFFERENCE = 0.1
-#: Times that the maximum is sought with new draws.
-_ROUNDS = 3
-_NEWTON_STEPS, _HALVINGS = 8, 4
+#: Length of a difference, in standard errors if the latents were known: so far the draws
+#: serve nearly as well as where they were fitted, and rounding is a thousandth.
+_DIFFERENCE = 0.5
+#: Effective share of a component's draws below which the tail of its weights is looked at.
+_UNEQUAL = 0.2
+#: Most times that the maximum is sought with new draws.
+_ROUNDS = 6
+_NEWTON_STEPS, _HALVINGS = 8, 6
+#: Share of their effective size that draws may keep where they serve other params.
+_COVERS = 0.3
 #: Nats to the maximum that are as good as none: a fiftieth of a standard error.
 _ENOUGH = 2e-4
 #: Particles times components from which the information is precise.
@@ -158,9 +162,9 @@ def _conclude_apart(
     num_draws = run.fixed.settings.num_draws
     if found is not None and _ascended(run, state):
         points = estimation.sobol_blocks(run.fixed, _num_score_draws(run))
-        for _ in range(_ROUNDS):
+        for index in range(_ROUNDS):
             draws = Draws(score_key, points, *fitted)
-            better, score = _maximise(run, draws, params, found)
+            better, score = _maximise(run, draws, params, found, index > 0)
             if better is params:
                 break
             # Draws serve near the params where they were fitted: see whether new ones agree.
@@ -168,14 +172,34 @@ def _conclude_apart(
             state = run_steps(run, state, REST, SETTLE, params, SETTLE)
             state, clouds = _rest(run, state, params)
             fitted = run.programs.ready(estimation.fit_loo)(run.fixed, clouds)
+        else:
+            draws = Draws(score_key, points, *fitted)
+            score = np.asarray(_score_at(run, draws, params).score, np.float64)
         found = _inform_apart(run, params, clouds, draws)._replace(
             score=score.mean(0), score_noise=_covariance_of_mean(score)
         )
     draws = Draws(draw_key, estimation.sobol_blocks(run.fixed, num_draws), *fitted)
     sampled = estimation.sample(run.fixed, run.placed, params, draws, clouds)
     run.num_evaluations += run.fixed.settings.num_islands * num_draws
-    bridge = importance.summed(fetch(sampled), fetch(draws.level))
+    found_each = fetch(sampled)
+    run.heavy_tail = _heavy_tail(run, params, draws, np.asarray(found_each.ess))
+    bridge = importance.summed(found_each, fetch(draws.level))
     return state, params, bridge, found, None
+
+
+def _heavy_tail(
+    run: Run, params: Array, draws: Draws, shares: np.ndarray
+) -> HeavyTail | None:
+    """Look at the weights of the small component where they are the most unequal."""
+    partition = run.fixed.layout.partition
+    shares = np.where(partition.sizes <= FEW_LATENTS, shares, 1.0)
+    worst = int(np.argmin(shares))
+    if shares[worst] > _UNEQUAL:
+        return None
+    drawn = estimation.log_weights(run.fixed, run.placed, params, draws, np.asarray(worst))
+    run.num_evaluations += run.fixed.settings.num_islands * run.fixed.settings.num_draws
+    tail = pareto.shape(fetch(drawn))
+    return None if tail < pareto.UNRELIABLE else HeavyTail(worst, tail)
 
 
 def _is_small(run: Run) -> bool:
@@ -197,24 +221,46 @@ def _covariance_of_mean(score: np.ndarray) -> np.ndarray:
 def _inform_apart(
     run: Run, params: Array, clouds: list[Cloud], draws: Draws
 ) -> Information:
-    """Find the information, by differences of the score on common draws if these are good.
+    """Find the information by particles or by draws, whichever have less noise.
 
-    In few dimensions quasi-random draws are far more precise than as many particles.
+    Particles that follow the params where posteriors are nearly Gaussian, quasi-random
+    draws where they are skewed and have few dimensions.
     """
-    complete = np.diag(_average(run, params, clouds[0], False).curvature.mean(0))
-    if not (_is_small(run) and (complete > 0).all()):
-        enough = max(1, math.ceil(_PRECISE / clouds[0].log_weight.size))
-        return _inform(run, params, clouds[:enough])
-    scale = 1 / np.sqrt(complete)
+    enough = max(1, math.ceil(_PRECISE / clouds[0].log_weight.size))
+    found = _inform(run, params, clouds[:enough])
+    uncertainty = information.invert(found, run.fixed.layout.is_free)
+    if not (_is_small(run) and uncertainty.determined.all()):
+        return found
+    complete = np.asarray(_average(run, params, clouds[0], False).curvature).mean(0)
+    drawn = _differences(run, params, draws, uncertainty.covariance, complete)
+    return drawn if information.is_quieter(drawn, found) else found
+
+
+def _differences(
+    run: Run, params: Array, draws: Draws, covariance: np.ndarray, complete: np.ndarray
+) -> Information:
+    """Find the information by differences of the score on common draws.
+
+    Parameters
+    ----------
+    covariance
+        Of the estimate, about: along its axes rounding is not amplified.
+    complete
+        The information if the latents were known.
+    """
+    root = np.linalg.cholesky(covariance)
+    lengths = _DIFFERENCE / np.sqrt(np.maximum(np.diag(root.T @ complete @ root), 1.0))
     columns = []
-    for index, length in enumerate(_DIFFERENCE * scale):
+    for direction, length in zip(root.T, lengths, strict=True):
         ahead, behind = (
-            _score_at(run, draws, params.at[index].add(sign * length)).score
-            for sign in (1.0, -1.0)
+            _score_at(run, draws, params + jnp.asarray(sign * direction, params.dtype))
+            for sign in (length, -length)
         )
-        columns.append(np.subtract(ahead, behind, dtype=np.float64) / (2 * length))
-    observed = np.stack(columns, -1)
-    observed = (observed + np.swapaxes(observed, 1, 2)) / 2
+        change = np.subtract(ahead.score, behind.score, dtype=np.float64)
+        columns.append(change @ root / (2 * length))
+    white = np.stack(columns, -1)
+    inverse = np.linalg.inv(root)
+    observed = inverse.T @ (white + np.swapaxes(white, 1, 2)) @ inverse / 2
     error = observed.std(0, ddof=1) / np.sqrt(len(observed))
     nan = np.full_like(error, np.nan)
     return Information(nan[0], nan, observed.mean(0), error)
@@ -229,25 +275,30 @@ def _score_at(run: Run, draws: Draws, params: Array) -> Score:
 
 
 def _maximise(
-    run: Run, draws: Draws, params: Array, found: Information
+    run: Run, draws: Draws, params: Array, found: Information, again: bool
 ) -> tuple[Array, np.ndarray]:
     """Climb to the maximum of the log-likelihood by Newton's method on common draws.
 
-    The same draws at all parameters make it a smooth function of them. Returns the
+    The same draws at all parameters make it a smooth function of them. With ``again`` this
+    was done before on other draws, and a gain within their noise is left. Returns the
     parameters, and the score of each island there.
     """
     uncertainty = information.invert(found, run.fixed.layout.is_free)
     covariance = np.nan_to_num(uncertainty.covariance)
     here = _score_at(run, draws, params)
+    noise = _covariance_of_mean(np.asarray(here.score, np.float64))
+    enough = max(_ENOUGH, 0.5 * np.trace(covariance @ noise)) if again else _ENOUGH
     for _ in range(_NEWTON_STEPS):
         slope = np.asarray(here.score, np.float64).mean(0)
         step = -covariance @ slope
-        if -0.5 * slope @ step < _ENOUGH:
+        if -0.5 * slope @ step < enough:
             break
-        for _ in range(_HALVINGS):  # where the likelihood is far from a quadratic
+        # Where the likelihood is far from a quadratic, or draws do not reach.
+        for _ in range(_HALVINGS):
             there = params + jnp.asarray(step, params.dtype)
             new = _score_at(run, draws, there)
-            if new.log_evidence >= here.log_evidence:
+            covers = new.ess >= _COVERS * here.ess
+            if covers and new.log_evidence >= here.log_evidence:
                 break
             step = step / 2
         else:

@@ -19,7 +19,7 @@ from numpyro_jala.backend import blocks
 from numpyro_jala.backend.precision import exactly
 from numpyro_jala.backend.sharding import on_mesh, share
 from numpyro_jala.engine import smc
-from numpyro_jala.engine.weights import normalise
+from numpyro_jala.engine.weights import log_mean_exp, normalise
 from numpyro_jala.inference import evidence, importance, programs
 from numpyro_jala.inference.evidence import Bridge, Gaussian
 from numpyro_jala.inference.importance import Importance
@@ -191,6 +191,20 @@ def sample(
     return share(importance.choose(is_large, found, second))
 
 
+@partial(jax.jit, static_argnums=0)
+@on_mesh
+@exactly
+def log_weights(
+    fixed: Fixed, data: Data, params: Array, draws: Draws, component: Array
+) -> Array:
+    """Return the log-weights of one component's draws, in blocks."""
+
+    def one(position: Array, log_base: Array) -> Array:
+        return (log_base - evaluate_draws(fixed, data, params, position))[:, component]
+
+    return share(_over_blocks(fixed, draws, one))
+
+
 class Score(NamedTuple):
     """The log-likelihood at some parameters and its slope, by importance sampling.
 
@@ -213,6 +227,9 @@ def score(fixed: Fixed, data: Data, params: Array, draws: Draws) -> Score:
         return importance.sums(log_base - potential)
 
     found = importance.estimate(_over_blocks(fixed, draws, first))
+    # Weights are normalised by all islands: a ratio of few draws would be biased, and what
+    # is left of the information after the latents' share is small beside it.
+    pooled = log_mean_exp(found.islands.T)
     num_draws = np.prod(draws.points.shape[:2])
     shared = jnp.broadcast_to(params, (len(found.islands), params.size))
 
@@ -221,7 +238,7 @@ def score(fixed: Fixed, data: Data, params: Array, draws: Draws) -> Score:
             return jnp.swapaxes(_potentials(fixed, data, values, position), 1, 2)
 
         potential, pull = jax.vjp(potentials, shared)
-        log_weight = log_base - potential - found.islands[..., None]
+        log_weight = log_base - potential - pooled[:, None]
         weight = jnp.where(jnp.isfinite(potential), jnp.exp(log_weight), 0.0)
         return pull(weight / num_draws)[0]
 

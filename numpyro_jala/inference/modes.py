@@ -26,8 +26,8 @@ from numpyro_jala.backend.sharding import on_mesh, share
 from numpyro_jala.engine import linalg, mixture, smc
 from numpyro_jala.engine.mixture import CLUSTERS
 from numpyro_jala.engine.resampling import systematic
-from numpyro_jala.engine.weights import normalise
-from numpyro_jala.inference import estimation, importance, reference
+from numpyro_jala.engine.weights import log_mean_exp, normalise
+from numpyro_jala.inference import estimation, reference
 from numpyro_jala.inference.evidence import Bridge
 from numpyro_jala.inference.programs import CLOUDS, Data, Fixed
 
@@ -40,6 +40,8 @@ _ROUNDS = 4
 #: Two estimates differ if they are further apart than so many standard errors and nats. An
 #: error from eight islands has tails: four of them are exceeded once in two hundred times.
 _FAR, _NEAR = 4.0, 0.01
+#: Share of the draws' error that the bridge's may have, to be taken.
+_CLEARLY = 0.5
 #: Effective share of the draws below which they are not to be trusted.
 _FEWEST = 0.02
 
@@ -184,11 +186,15 @@ def weigh(
 
 
 def estimate(weighed: Weighed) -> Bridge:
-    """Estimate the evidence by the weights of draws, less the level."""
-    blocks = importance.sums(weighed.log_weight[:, None])
-    found = importance.estimate(jax.tree.map(lambda leaf: leaf[None], blocks))
-    error = jnp.sqrt(found.variance[0])
-    return Bridge(found.log_evidence[0], error, found.ess[0], found.islands[:, 0])
+    """Estimate the evidence by the weights of draws, less the level.
+
+    Draws are independent, and all of them tell the error; islands are few.
+    """
+    log_weight = weighed.log_weight
+    pooled = log_mean_exp(log_weight.ravel())
+    share = jnp.exp(2 * pooled - log_mean_exp(2 * log_weight.ravel()))
+    error = jnp.sqrt((1 / share - 1) / log_weight.size)
+    return Bridge(pooled, error, share, log_mean_exp(log_weight))
 
 
 class Choice(NamedTuple):
@@ -201,13 +207,15 @@ class Choice(NamedTuple):
 def choose(bridge: Bridge, drawn: Bridge) -> Choice:
     """Choose between a bridge from the particles and importance sampling.
 
-    The more precise one, unless they differ: then the particles are in the wrong places,
-    and the draws are right if their weights are not too unequal.
+    The bridge if it is clearly the more precise. If they differ the particles are in the
+    wrong places, and the draws are right if their weights are not too unequal.
     """
     noise = jnp.hypot(bridge.standard_error, drawn.standard_error)
     gap = jnp.abs(jnp.asarray(bridge.log_evidence) - drawn.log_evidence)
     agrees = gap <= _FAR * noise + _NEAR
-    is_better = ~agrees | (drawn.standard_error < bridge.standard_error)
+    # The bridge's error is from few islands: the lower of two would often be too low.
+    is_clear = bridge.standard_error < _CLEARLY * drawn.standard_error
+    is_better = ~(agrees & is_clear)
     return Choice(agrees, is_better & (drawn.overlap > _FEWEST))
 
 

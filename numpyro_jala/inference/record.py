@@ -39,6 +39,13 @@ class Result(NamedTuple):
     compared: evidence.Compared | None = None  # where the evidence was estimated twice
 
 
+class HeavyTail(NamedTuple):
+    """A component whose importance weights have a heavy tail."""
+
+    component: int
+    pareto_shape: float
+
+
 @partial(jax.jit, static_argnums=1)
 def equalise(rng_key: PRNGKey, partition: Partition, cloud: Cloud) -> Cloud:
     """Give all particles the same weight, resampling each component by itself.
@@ -112,6 +119,7 @@ class Run:
         self.last_state: Any = None
         self.finished: Result | None = None
         self.tied_draws: dict[str, float] = {}
+        self.heavy_tail: HeavyTail | None = None
         self._infos: dict[int, list[Any]] = {}
 
     def keep(self, stage: int, infos: Any, count: int) -> None:

@@ -108,7 +108,7 @@ def warning_messages(run: Run) -> list[str]:
         )
     said += _particle_warnings(run, found)
     said += _evidence_warnings(run, found)
-    said += _mode_warnings(run, found)
+    said += _weight_warnings(run, found)
     said += _open_params(run)
     return said + _convergence_warnings(run, found)
 
@@ -208,8 +208,16 @@ def _evidence_warnings(run: Run, found: dict[str, float]) -> list[str]:
     return said
 
 
-def _mode_warnings(run: Run, found: dict[str, float]) -> list[str]:
-    """Return a sentence if modes were weighed wrongly, or cannot be weighed."""
+def _weight_warnings(run: Run, found: dict[str, float]) -> list[str]:
+    """Return a sentence if importance weights are poor, or differ from the bridge."""
+    if run.heavy_tail is not None:
+        component, shape = run.heavy_tail
+        first = int(np.flatnonzero(run.fixed.layout.partition.owner == component)[0])
+        return [
+            f"The importance weights of the component of {run.fixed.layout.label(first)} "
+            f"have a heavy tail (Pareto k {shape:.2f}), so its part of the log-evidence is "
+            "not to be trusted. Look at its data, or take components='joint'."
+        ]
     pair = run.result.compared
     if pair is None or (pair.agrees and not found["pareto_k"] >= pareto.UNRELIABLE):
         return []

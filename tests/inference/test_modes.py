@@ -104,7 +104,8 @@ def test_jumps_leave_the_target_as_it_is_and_cross():
     ("gap", "errors", "share", "expected"),
     [
         (0.01, (0.02, 0.05), 0.5, (True, False)),
-        (0.01, (0.05, 0.02), 0.5, (True, True)),
+        (0.01, (0.04, 0.05), 0.5, (True, True)),
+        (0.01, (0.04, 0.05), 0.01, (True, False)),
         (0.50, (0.02, 0.05), 0.5, (False, True)),
         (0.50, (0.02, 0.05), 0.01, (False, False)),
         (np.nan, (np.nan, 0.05), 0.5, (False, True)),
