@@ -171,21 +171,14 @@ class JALAEM(Fitter):
         mesh: Mesh | None = None,
         components: str = "auto",
     ) -> None:
-        options.check_options(
-            num_particles,
-            num_islands,
-            step_size,
-            preconditioner,
-            resampling,
-            ess_threshold,
-        )
+        moves = step_size, preconditioner, resampling, ess_threshold
+        options.check_options(num_particles, num_islands, *moves)
         options.check_annealing_effort(annealing_effort)
         options.check_mesh(mesh, num_islands)
         options.check_components(components)
         super().__init__(model, matmul_precision)
-        self._splits = (
-            components == "auto" and isinstance(reference, str) and reference == "prior"
-        )
+        from_prior = isinstance(reference, str) and reference == "prior"
+        self._splits = components == "auto" and from_prior
         self._components = components
         self.optim = optim
         self._given_particles = num_particles

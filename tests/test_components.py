@@ -1,5 +1,7 @@
 """Latents that are independent given the params have weights of their own."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -105,6 +107,21 @@ def test_the_reported_error_of_the_evidence_is_its_error(auto):
     assert 0.3 < np.std(scores, ddof=1) < 2
 
 
+def test_draws_of_a_small_component_are_independent_of_each_other_and_of_the_rest(auto):
+    group, y = fit(auto, EVEN)
+    params = {name: float(value) for name, value in auto.params.items()}
+    centre = params.pop("centre")
+    mean, variance = moments(group, y.astype(float) - centre, **params)
+    draws = np.asarray(auto.get_weighted_samples()[0]["u"], float)
+    size, scaled = len(draws), (draws - mean) / np.sqrt(variance)
+    assert all(len(np.unique(column)) > 0.95 * size for column in draws.T)
+    assert (np.abs(scaled.mean(0)) < 4 / size**0.5).all()
+    assert (np.abs(scaled.var(0) - 1) < 4.5 * (2 / size) ** 0.5).all()
+    # The largest of 435 correlations.
+    apart = np.corrcoef(scaled.T)[np.triu_indices(NUM_GROUPS, 1)]
+    assert np.abs(apart).max() < 4.9 / size**0.5
+
+
 def test_other_groups_of_as_many_rows_have_components_of_their_own(auto, compilations):
     """Some of them have no row, one has a single row, and one has five hundred."""
     assert sorted(set(UNEVEN))[:2] == [0, 1] and UNEVEN.max() == 500
@@ -155,6 +172,26 @@ def test_zeros_in_all_groups_are_integrated_and_leave_params_open():
     likelihood = np.exp(-4 * np.exp(centre + sd * z)) @ norm.pdf(z) * width
     error = jala.log_evidence - NUM_GROUPS * np.log(likelihood)
     assert abs(error) < 4 * jala.log_evidence_se < 0.2
+
+
+def test_a_component_with_heavy_tails_is_named_by_its_plate_index():
+    def model(y, dof):
+        centre = numpyro.param("centre", 0.0)
+        with numpyro.plate("groups", NUM_GROUPS):
+            u = numpyro.sample("u", dist.Normal(centre, 1.0))
+            numpyro.sample("w", dist.StudentT(dof))
+            numpyro.sample("y", dist.Normal(u, 1.0), obs=y)
+
+    jala, y = JALAEM(model), np.linspace(-1.0, 2.0, NUM_GROUPS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jala.run(random.key(0), 10, y, np.full(NUM_GROUPS, 30.0), progress_bar=False)
+    # With less than one degree of freedom no proposal with four covers the tail.
+    one_heavy = np.where(np.arange(NUM_GROUPS) == 17, 0.6, 30.0)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        jala.run(random.key(0), 10, y, one_heavy, progress_bar=False)
+    assert any("component of w[17] have a heavy tail" in str(w.message) for w in said)
 
 
 def test_a_missing_value_in_one_group_is_named_by_its_row():

@@ -70,9 +70,13 @@ def share(tree: Tree) -> Tree:
 
 
 def locally(function: Callable[..., Any], *arrays: Any) -> Any:
-    """Apply a function to the islands of each device, as if there were no others."""
+    """Apply a function to the islands of each device, as if there were no others.
+
+    What does not fall into equal parts is not of islands, and every device has all of it.
+    """
     mesh = _MESH.get()
-    if mesh is None:
+    sizes = [leaf.shape[0] for leaf in jax.tree.leaves(arrays)]
+    if mesh is None or any(size % mesh.size for size in sizes):
         return function(*arrays)
     spec = _spec(mesh.axis_names)
     apart = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -119,8 +120,7 @@ def _newton_ascent(
 ) -> tuple[Array, Array, em.Newton, Array, Array]:
     """Return what :func:`_newton_step` does unless the parameters hold still."""
     newton, temperature = state.optim_state, state.target.temperature
-    num_components, rate = temperature.shape[1], carried.rate[..., 1:]
-    tempered = jnp.any(temperature < 1)
+    rate, tempered = carried.rate[..., 1:], jnp.any(temperature < 1)
     within = transport.summed_covariance(weight, transport.within(weight, rate))
     pooled = transport.summed_covariance(weight, rate)
     # Near the maximum the second derivative hardly changes.
@@ -133,7 +133,6 @@ def _newton_ascent(
     )
     missing = em.remember(newton, jnp.where(tempered, within, pooled))
     info = em.information_basis(complete, missing, em.floor_for(tempered))
-    reach = jnp.where(problem.is_free, 1 + jnp.abs(state.target.params), 0.7)
     newton_decrement = em.decrement(info, score)
     is_far = newton_decrement > _hold_above(temperature)
     moving = (stage != REST) & jnp.all(temperature > 0)
@@ -141,29 +140,54 @@ def _newton_ascent(
     # are not far off move in earnest only as the temperature does.
     haste = jnp.where(is_far, 1.0, jnp.mean(temperature))
     share = jnp.where(moving, haste * em.gain(newton), 0.0)
-    # Islands at different temperatures differ by more than what any of them pays. To
-    # count that as well is careful, but would hold up parameters that are far off.
-    is_rough = tempered & is_far
-    cost = jnp.where(is_rough, within, pooled) / num_components
+    reach = jnp.where(problem.is_free, 1 + jnp.abs(state.target.params), 0.7)
 
     def trusted(allowed: Array) -> Array:
         return em.trusted_step(info, score, share, allowed, reach)
 
-    # What a change of parameters costs may be offset by raising the temperature with it.
-    against, saved = _offset(weight, carried.rate, is_rough)
-    bold = lax.cond(tempered, lambda: trusted(cost - saved), lambda: jnp.zeros_like(score))
-    offsets = tempered & (jnp.mean(against @ bold < 0) > 0.5)
-    step = jnp.where(offsets, bold, trusted(cost))
-    spent = step @ jnp.where(offsets, cost - saved, cost) @ step
-    if num_components > 1:
-        change = rate @ step
-        inside = transport.within(weight, change[..., None])[..., 0]
-        worst = _worst_variance(weight, jnp.where(is_rough, inside, change))
-        step = em.shorten(step, jnp.where(offsets, 0.0, worst), _MOST_VARIANCE)
+    # Islands at different temperatures differ by more than what any of them pays. To
+    # count that as well is careful, but would hold up parameters that are far off.
+    is_rough = tempered & is_far
+    cost = jnp.where(is_rough, within, pooled) / temperature.shape[1]
+    step, spent = _affordable(weight, carried.rate, trusted, cost, tempered, is_rough)
     reversed_ = (stage == EM_STEP) & em.turned_back(newton, step)
     is_early = jnp.mean(temperature) < _EARLY
     memory = em.Newton(complete, missing, newton.reversals + reversed_, step, is_early)
     return step, score, memory, newton_decrement, spent
+
+
+def _affordable(
+    weight: Array,
+    rates: Array,
+    trusted: Callable[[Array], Array],
+    cost: Array,
+    tempered: Array,
+    is_rough: Array,
+) -> tuple[Array, Array]:
+    """Return the step of the parameters that the weights can bear, and what it costs.
+
+    Parameters
+    ----------
+    rates
+        Of the log-weights with the temperature and the parameters, in columns.
+    trusted
+        The best step for a matrix of costs.
+    cost
+        Variance of the log-weights that a step causes, averaged over components.
+    """
+    # What a change of parameters costs may be offset by raising the temperature with it.
+    against, saved = _offset(weight, rates, is_rough)
+    nothing = jnp.zeros(cost.shape[:1], cost.dtype)
+    bold = lax.cond(tempered, lambda: trusted(cost - saved), lambda: nothing)
+    offsets = tempered & (jnp.mean(against @ bold < 0) > 0.5)
+    step = jnp.where(offsets, bold, trusted(cost))
+    spent = step @ jnp.where(offsets, cost - saved, cost) @ step
+    if weight.shape[1] > 1:
+        change = rates[..., 1:] @ step
+        inside = transport.within(weight, change[..., None])[..., 0]
+        worst = _worst_variance(weight, jnp.where(is_rough, inside, change))
+        step = em.shorten(step, jnp.where(offsets, 0.0, worst), _MOST_VARIANCE)
+    return step, spent
 
 
 def _offset(weight: Array, rate: Array, is_rough: Array) -> tuple[Array, Array]:

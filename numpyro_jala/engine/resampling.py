@@ -20,13 +20,13 @@ def _invert(weight: Array, points: Array) -> Array:
     return jnp.minimum(ancestors, last_alive)
 
 
-def systematic(rng_key: PRNGKey, log_weight: Array) -> Array:
-    """Take evenly spaced points with one common random offset.
+def systematic(rng_key: PRNGKey, log_weight: Array, num: int | None = None) -> Array:
+    """Take evenly spaced points with one common random offset, as many as weights or ``num``.
 
     >>> print(systematic(random.key(0), jnp.log(jnp.array([0.5, 0.25, 0.0, 0.25]))))
     [0 0 1 3]
     """
-    n = log_weight.shape[0]
+    n = log_weight.shape[0] if num is None else num
     return _invert(normalise(log_weight), (jnp.arange(n) + random.uniform(rng_key)) / n)
 
 

@@ -6,7 +6,7 @@ them, and plans the next target on the weights before their resampling.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -90,37 +90,18 @@ def initial_state(
     momentum = spread(draw_noise(momentum_key, shape, dtype))
     partition = problem.partition
     cloud = smc.initial_cloud(partition, position, momentum, found, log_evidence)
-    weight, factor = normalise(cloud.log_weight), IDENTITY
-    if settings.most_dense is not None:
-        factor = loo_factor(
-            weight, position, cloud.gradient, partition, settings.most_dense
-        )
     sizes = settings.step_size or gaussian_step_size(partition.sizes)
     by_component = (num_islands, partition.num_components)
-    num_params = target.params.size
-    if settings.newton:
-        optim_state: Any = em.start_newton(num_params, dtype)
-    else:
-        assert settings.optimiser is not None
-        optim_state = settings.optimiser.init(problem.unravel(target.params))
-    columns = 1 + num_params * settings.newton
     blank = State(
         rng_key=rng_key,
         num_moves=jnp.asarray(0 if ascends else 1, int),
         num_steps=jnp.zeros((), int),
         target=target,
-        plan=Plan(
-            target,
-            jnp.zeros((num_islands, columns, dim), dtype),
-            jnp.zeros((num_islands, columns, dim), dtype),
-            jnp.zeros((num_params,), dtype),
-            jnp.zeros((), dtype),
-            jnp.zeros((), dtype),
-        ),
+        plan=_no_plan(settings, target, position),
         cloud=cloud,
         log_step_size=jnp.broadcast_to(jnp.log(jnp.asarray(sizes, dtype)), by_component),
-        factor=factor,
-        optim_state=optim_state,
+        factor=_learn_factor(problem, settings, cloud),
+        optim_state=_first_optim_state(problem, settings, target.params),
         mean_params=target.params,
     )
     blank = _spread_state(blank)
@@ -131,6 +112,32 @@ def initial_state(
     stage = jnp.asarray(EM_STEP)
     first, optim_state = plan(problem, settings, blank, score_fn, stage)
     return blank._replace(plan=first, optim_state=optim_state)
+
+
+def _learn_factor(problem: Problem, settings: Settings, cloud: Cloud) -> Factor:
+    """Learn the shape of each component's posterior, if it is to be learned."""
+    if settings.most_dense is None:
+        return IDENTITY
+    weight = normalise(cloud.log_weight)
+    return loo_factor(
+        weight, cloud.position, cloud.gradient, problem.partition, settings.most_dense
+    )
+
+
+def _no_plan(settings: Settings, target: Target, position: Array) -> Plan:
+    """Plan to stay at a target."""
+    num_params, dtype = target.params.size, position.dtype
+    columns = 1 + num_params * settings.newton
+    shift = jnp.zeros((len(position), columns, position.shape[-1]), dtype)
+    zero = jnp.zeros((), dtype)
+    return Plan(target, shift, shift, jnp.zeros((num_params,), dtype), zero, zero)
+
+
+def _first_optim_state(problem: Problem, settings: Settings, params: Array) -> Any:
+    if settings.newton:
+        return em.start_newton(params.size, params.dtype)
+    assert settings.optimiser is not None
+    return settings.optimiser.init(problem.unravel(params))
 
 
 def _loo_step_size(settings: Settings, state: State) -> Array:
@@ -275,34 +282,14 @@ def step(
         At rest the parameters reach ``goal`` after ``wait`` steps.
     """
     rng_key, move_key, resample_key, jump_key = random.split(state.rng_key, 4)
-    ascending = stage == EM_STEP
     target, fixed_target = _next_target(settings, state, stage, goal, wait)
-    loo_step_size = _loo_step_size(settings, state)
-    multiplier = _step_multiplier(settings, loo_step_size, ascending, fixed_target)
-    kernel, change = _kernel(
-        problem, settings, state, target, multiplier * loo_step_size, ascending
-    )
-    jumps = _jumps(jump_key, problem, settings, state, stage, fixed_target)
-    cloud, score_fn, info = smc.step(
-        move_key,
-        problem.partition,
-        state.cloud,
-        kernel,
-        lambda x: _evaluate(problem, settings, target, x),
-        fixed_target,
-        jumps,
-    )
     needed = _will_move(settings, state, target, stage, wait)
-    cloud = _with_scores(problem, settings, cloud, target, needed)
-    # A large step of the parameters is not linear: what it costs is not the move's fault.
-    is_confounded = (multiplier == 0) | (ascending & (state.plan.cost > 0.01))
-    if jumps is not None:
-        is_confounded |= jumps.needed
-    increment = _due_to_move(problem, kernel, cloud, info.increment, change)
-    log_step_size = _adapt_step_size(
-        settings, state, loo_step_size, multiplier, increment, fixed_target
+    jumps = _jumps(jump_key, problem, settings, state, stage, fixed_target)
+    way = _Way(target, fixed_target, stage == EM_STEP, needed)
+    cloud, log_step_size, score_fn, info = _move(
+        move_key, problem, settings, state, way, jumps
     )
-    num_steps = state.num_steps + ascending
+    num_steps = state.num_steps + way.ascending
     mean = em.average(state.mean_params, target.params, num_steps)
     moved = State(
         rng_key=rng_key,
@@ -311,16 +298,62 @@ def step(
         target=target,
         plan=state.plan,
         cloud=cloud,
-        log_step_size=jnp.where(is_confounded, state.log_step_size, log_step_size),
+        log_step_size=log_step_size,
         factor=_refresh_factor(problem, settings, state, cloud),
         optim_state=state.optim_state,
-        mean_params=jnp.where(ascending, mean, target.params),
+        mean_params=jnp.where(way.ascending, mean, target.params),
     )
     planned, optim_state = _plan(problem, settings, moved, score_fn, stage, needed)
     cloud, resampled = _resample(problem, settings, resample_key, cloud, fixed_target)
     new = moved._replace(plan=planned, cloud=cloud, optim_state=optim_state)
-    report = _report(new, info, resampled, kernel.step_size)
+    report = _report(new, info[0], resampled, info[1])
     return _spread_state(new), share(report)
+
+
+class _Way(NamedTuple):
+    """Where a step goes."""
+
+    target: Target
+    fixed_target: Array  # (), the particles stand there already
+    ascending: Array  # ()
+    needs_scores: Array  # (), of several components, to plan the next step
+
+
+def _move(
+    rng_key: PRNGKey,
+    problem: Problem,
+    settings: Settings,
+    state: State,
+    way: _Way,
+    jumps: smc.Jumps | None,
+) -> tuple[Cloud, Array, smc.ScoreFn, tuple[smc.StepInfo, Array]]:
+    """Move the particles and learn from it; also return the step sizes they had."""
+    target, fixed_target, ascending, needs_scores = way
+    loo_step_size = _loo_step_size(settings, state)
+    multiplier = _step_multiplier(settings, loo_step_size, ascending, fixed_target)
+    kernel, change = _kernel(
+        problem, settings, state, target, multiplier * loo_step_size, ascending
+    )
+    cloud, score_fn, info = smc.step(
+        rng_key,
+        problem.partition,
+        state.cloud,
+        kernel,
+        lambda x: _evaluate(problem, settings, target, x),
+        fixed_target,
+        jumps,
+    )
+    cloud = _with_scores(problem, settings, cloud, target, needs_scores)
+    # A large step of the parameters is not linear: what it costs is not the move's fault.
+    is_confounded = (multiplier == 0) | (ascending & (state.plan.cost > 0.01))
+    if jumps is not None:
+        is_confounded |= jumps.needed
+    increment = _due_to_move(problem, kernel, cloud, info.increment, change)
+    adapted = _adapt_step_size(
+        settings, state, loo_step_size, multiplier, increment, fixed_target
+    )
+    log_step_size = jnp.where(is_confounded, state.log_step_size, adapted)
+    return cloud, log_step_size, score_fn, (info, kernel.step_size)
 
 
 def _report(state: State, info: smc.StepInfo, resampled: Array, step_size: Array) -> Info:
@@ -455,15 +488,11 @@ def _refresh_factor(
 ) -> Factor:
     if settings.most_dense is None:
         return state.factor
-    weight, most_dense = normalise(cloud.log_weight), settings.most_dense
 
     def one(block: Array, last: Array) -> Array:
         return jnp.where(is_collapsed(block, last), last, _averaged(block, last, state))
 
     def fresh() -> Factor:
-        factor = loo_factor(
-            weight, cloud.position, cloud.gradient, problem.partition, most_dense
-        )
-        return jax.tree.map(one, factor, state.factor)
+        return jax.tree.map(one, _learn_factor(problem, settings, cloud), state.factor)
 
     return lax.cond(state.num_moves % _FACTOR_EVERY == 0, fresh, lambda: state.factor)

@@ -39,6 +39,8 @@ _SCORE_SHARE, _SMALL_SHARE = 4, 8
 _DIFFERENCE = 0.5
 #: Effective share of a component's draws below which the tail of its weights is looked at.
 _UNEQUAL = 0.2
+#: Most numbers of importance draws that particles are taken from.
+_MOST_REDRAWN = 2**24
 #: Most times that the maximum is sought with new draws.
 _ROUNDS = 6
 _NEWTON_STEPS, _HALVINGS = 8, 6
@@ -183,8 +185,37 @@ def _conclude_apart(
     run.num_evaluations += run.fixed.settings.num_islands * num_draws
     found_each = fetch(sampled)
     run.heavy_tail = _heavy_tail(run, params, draws, np.asarray(found_each.ess))
+    if _can_redraw(run, np.asarray(found_each.ess)):
+        state = state._replace(cloud=_redraw(run, state, params, draws))
     bridge = importance.summed(found_each, fetch(draws.level))
     return state, params, bridge, found, None
+
+
+def _can_redraw(run: Run, shares: np.ndarray) -> bool:
+    """Tell whether importance draws are good and few enough to take particles from."""
+    settings, layout = run.fixed.settings, run.fixed.layout
+    size = settings.num_islands * _redrawn_from(run) * layout.dim
+    return _is_small(run) and size <= _MOST_REDRAWN and bool(shares.min() > _UNEQUAL)
+
+
+def _redrawn_from(run: Run) -> int:
+    """Return how many draws of an island its particles are taken from: twice as many."""
+    wanted = 2 ** math.ceil(math.log2(2 * run.fixed.settings.num_particles))
+    return min(wanted, run.fixed.settings.num_draws)
+
+
+def _redraw(run: Run, state: State, params: Array, draws: Draws) -> Cloud:
+    """Replace the particles of small components by importance draws.
+
+    These are nearly independent, where particles descend from each other.
+    """
+    points = estimation.sobol_blocks(run.fixed, _redrawn_from(run))
+    few = Draws(random.fold_in(draws.rng_key, 1), points, draws.proposal, draws.level)
+    key = random.fold_in(state.rng_key, 5)
+    position, potential = estimation.redraw(run.fixed, key, run.placed, params, few)
+    run.num_evaluations += points.shape[0] * points.shape[1] * len(position)
+    equal = jnp.zeros_like(state.cloud.log_weight)
+    return state.cloud._replace(position=position, potential=potential, log_weight=equal)
 
 
 def _heavy_tail(

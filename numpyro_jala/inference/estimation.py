@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import lax, random
 
 from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.backend import blocks
 from numpyro_jala.backend.precision import exactly
-from numpyro_jala.backend.sharding import on_mesh, share
+from numpyro_jala.backend.sharding import on_mesh, share, spread
 from numpyro_jala.engine import smc
+from numpyro_jala.engine.resampling import systematic
 from numpyro_jala.engine.weights import log_mean_exp, normalise
 from numpyro_jala.inference import evidence, importance, programs
 from numpyro_jala.inference.evidence import Bridge, Gaussian
@@ -203,6 +204,39 @@ def log_weights(
         return (log_base - evaluate_draws(fixed, data, params, position))[:, component]
 
     return share(_over_blocks(fixed, draws, one))
+
+
+@partial(jax.jit, static_argnums=0)
+@on_mesh
+@exactly
+def redraw(
+    fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array, draws: Draws
+) -> tuple[Array, Array]:
+    """Resample importance draws to as many as there are particles, each component apart.
+
+    Returns positions (num_islands, num_particles, dim) and potentials (num_islands,
+    components, num_particles).
+    """
+    partition, num_particles = fixed.layout.partition, fixed.settings.num_particles
+    shifts = importance.draw_shifts(draws.rng_key, draws.proposal, partition)
+    points = jnp.asarray(draws.points).reshape(-1, draws.points.shape[-1])
+    position, log_density = importance.draw(shifts, draws.proposal, partition, points)
+    potential = evaluate_draws(fixed, data, params, position)
+    log_weight = draws.level[:, None] - potential - log_density
+
+    def pick(key: PRNGKey, own_weight: Array) -> Array:
+        draw_key, order_key = random.split(key)
+        # Components share one sequence of points: in that order they would be dependent.
+        drawn = systematic(draw_key, own_weight, num_particles)
+        return random.permutation(order_key, drawn)
+
+    keys = random.split(rng_key, log_weight.shape[:2])
+    ancestors = jax.vmap(jax.vmap(pick))(keys, log_weight)
+    rows = partition.spread(jnp.swapaxes(ancestors, 1, 2))
+    return (
+        spread(jnp.take_along_axis(position, rows, 1)),
+        spread(jnp.take_along_axis(potential, ancestors, 2)),
+    )
 
 
 class Score(NamedTuple):

@@ -71,18 +71,14 @@ def _follow(
 
     Frames and flows are of each block of components.
     """
-    potential_fn, partition, params, most_dense, follows = question
+    potential_fn, partition, params, most_dense, _ = question
     weight, position = cloud
     ones = jnp.ones(weight.shape[:2], position.dtype)
-    target = Target(params, ones)
-    found, _ = smc.evaluate_model(potential_fn, partition, target, position, each=True)
-    scores = found.scores
-    if not partition.is_joint:
-        scores = smc.evaluate_scores(potential_fn, target, position)
+    gradient, scores = _derive(question, Target(params, ones), position)
     alive = weight[..., None] > 0
     here = partition.spread(jnp.swapaxes(weight > 0, 1, 2))
     weights, xs = partition.of_block(weight), partition.split(position)
-    gradients = partition.split(jnp.where(here, found.gradient, 0.0))
+    gradients = partition.split(jnp.where(here, gradient, 0.0))
     blocks = list(zip(weights, xs, gradients, strict=True))
     frames = [
         flow.frame(*block, padding, most_dense)
@@ -103,29 +99,43 @@ def _follow(
             flow.follow(frame, w, x, c)
             for frame, (w, x, _), c in zip(frames, blocks, changes, strict=True)
         ]
-        saved = jnp.concatenate(
-            [
-                flow.rate(frame, each, x, g)
-                for frame, each, (_, x, g) in zip(frames, learned, blocks, strict=True)
-            ],
-            1,
-        )
-        following = score - saved
-        # Only where it saves more than it costs. This is false for NaN as well.
-        spread = transport.variance(weight, jnp.stack([following, score], -1))
-        helps = follows & (spread[:, 0] < spread[:, 1])
-        helps &= transport.is_centred(weight, saved[..., None])[:, 0]
-        kept = [
-            jax.tree.map(lambda leaf, by=by: _where_first(by[0], leaf), each)
-            for each, by in zip(learned, partition.of_block(helps[None]), strict=True)
+        rates = [
+            flow.rate(frame, each, x, g)
+            for frame, each, (_, x, g) in zip(frames, learned, blocks, strict=True)
         ]
-        return kept, jnp.where(helps[:, None], following, score)
+        saved = jnp.concatenate(rates, 1)
+        return _where_it_helps(question, weight, learned, score, saved)
 
     # One direction at a time, here and below: no more memory than a step takes.
     directions = jnp.eye(params.size, dtype=params.dtype)
     scores = jnp.moveaxis(jnp.where(alive, scores, 0.0), -1, 0)
     flows, scores = lax.map(follow_one, (directions, scores))
     return frames, flows, jnp.where(alive, jnp.moveaxis(scores, 0, -1), 0.0)
+
+
+def _derive(question: Question, target: Target, position: Array) -> tuple[Array, Array]:
+    """Return gradients and scores of particles."""
+    potential_fn, partition = question[:2]
+    found, _ = smc.evaluate_model(potential_fn, partition, target, position, each=True)
+    if partition.is_joint:
+        return found.gradient, found.scores
+    return found.gradient, smc.evaluate_scores(potential_fn, target, position)
+
+
+def _where_it_helps(
+    question: Question, weight: Array, learned: list[flow.Flow], score: Array, saved: Array
+) -> tuple[list[flow.Flow], Array]:
+    """Follow a parameter only in components where this saves more noise than it adds."""
+    following, partition = score - saved, question.partition
+    # This is false for NaN as well.
+    spread = transport.variance(weight, jnp.stack([following, score], -1))
+    helps = question.follows & (spread[:, 0] < spread[:, 1])
+    helps &= transport.is_centred(weight, saved[..., None])[:, 0]
+    kept = [
+        jax.tree.map(lambda leaf, by=by: _where_first(by[0], leaf), each)
+        for each, by in zip(learned, partition.of_block(helps[None]), strict=True)
+    ]
+    return kept, jnp.where(helps[:, None], following, score)
 
 
 def _where_first(mask: Array, leaf: Array) -> Array:

@@ -222,13 +222,9 @@ def choose(bridge: Bridge, drawn: Bridge) -> Choice:
 @partial(jax.jit, static_argnums=1)
 def draw_cloud(rng_key: PRNGKey, num_particles: int, weighed: Weighed) -> Weighed:
     """Resample the draws of each island to fewer, of equal weight."""
-    num_islands, num_draws = weighed.log_weight.shape
-    offset_key, key = random.split(rng_key)
-    stride = num_draws // num_particles
-    ancestors = jax.vmap(systematic)(random.split(key, num_islands), weighed.log_weight)
-    # They are in order, so that every so many are a systematic sample too.
-    chosen = stride * jnp.arange(num_particles)
-    ancestors = ancestors[:, chosen + random.randint(offset_key, (), 0, stride)]
+    keys = random.split(rng_key, len(weighed.log_weight))
+    draw = partial(systematic, num=num_particles)
+    ancestors = jax.vmap(draw)(keys, weighed.log_weight)
     position = jnp.take_along_axis(weighed.position, ancestors[..., None], 1)
     potential = jnp.take_along_axis(weighed.potential, ancestors, 1)
     return Weighed(position, potential, jnp.zeros_like(potential))

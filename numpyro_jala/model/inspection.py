@@ -17,7 +17,7 @@ from numpyro.distributions import constraints
 
 from numpyro_jala._typing import Array, Tree
 from numpyro_jala.backend import blocks, compilation, precision
-from numpyro_jala.model.arguments import split_call
+from numpyro_jala.model.arguments import Call, split_call
 from numpyro_jala.model.components import Components, find_components
 from numpyro_jala.model.density import Layout
 from numpyro_jala.model.enumeration import check_masks, check_sum
@@ -63,26 +63,48 @@ def lay_out(
 
     With ``splits`` latents that are independent given the params form components.
     """
-    params = {n: s["value"] for n, s in trace.items() if s["type"] == "param"}
+    moved = continuous_sites(trace)
+    has_mask = any(is_masked(site) for site in moved.values())
+    # What a mask leaves out depends on its values.
+    keep_arrays = has_mask or _looks_at_values(model, args, kwargs)
+    call, arrays = split_call(args, kwargs, keep_arrays)
+    layout = _flat_layout(model, trace, call, _is_noisy(model, trace, args, kwargs))
+    layout = replace(layout, precision=matmul_precision or precision.HIGHEST)
+    program = _trace_density(layout, arrays)
+    layout = replace(layout, width=blocks.widest(program))
+    check_masks(layout, trace, arrays)
+    check_sum(layout, trace, arrays)
+    if matmul_precision is None:
+        fastest = precision.choose(jax.default_backend(), program, layout.dim)
+        rough_gradient = fastest == precision.THREE_PASSES
+        layout = replace(layout, precision=fastest, rough_gradient=rough_gradient)
+    layout = _hold_flat(layout, moved) if has_mask else layout
+    joint = bool(layout.discrete) or bool(layout.imputed)
+    if not splits or joint or isinstance(layout.anchor, jax.core.Tracer):
+        return layout
+    return replace(layout, components=components_of(layout, arrays))
+
+
+def _flat_layout(
+    model: Callable[..., Any], trace: Trace, call: Call, is_noisy: bool
+) -> Layout:
+    """Lay the sites of a trace out, before anything is known of their density."""
+    params = param_values(trace)
     held = {name: value for name, value in params.items() if is_integer(value)}
     free = {name: value for name, value in params.items() if name not in held}
     supports = {
         name: trace[name]["kwargs"].get("constraint", constraints.real) for name in free
     }
-    latents = latent_sites(trace)
-    discrete = tuple(name for name, site in latents.items() if is_discrete(site))
-    moved = {name: site for name, site in latents.items() if name not in discrete}
-    has_mask = any(is_masked(site) for site in moved.values())
+    moved = continuous_sites(trace)
+    discrete = tuple(name for name in latent_sites(trace) if name not in moved)
     has_scan = any(map(in_control_flow, trace.values()))
-    # What a mask leaves out depends on its values.
-    keep_arrays = has_mask or _looks_at_values(model, args, kwargs)
     init_params, unravel_params = _flatten(from_support(free, supports))
     anchor, unravel_latents = _flatten(
         {name: unconstrained(site) for name, site in moved.items()}
     )
-    layout = Layout(
+    return Layout(
         model=model,
-        call=split_call(args, kwargs, keep_arrays)[0],
+        call=call,
         latents=tuple(moved),
         constraints=supports,
         held=held,
@@ -97,26 +119,22 @@ def lay_out(
         discrete=discrete,
         enum_dim=-1 - plate_depth(trace) - has_scan,  # time takes an axis too
         draws_discrete=bool(discrete) and not has_scan,
-        is_noisy=_is_noisy(model, params, args, kwargs),
-        precision=matmul_precision or precision.HIGHEST,
+        is_noisy=is_noisy,
+        precision=precision.HIGHEST,
         rough_gradient=False,
         width=0,
         components=None,
     )
-    arrays = split_call(args, kwargs, keep_arrays)[1]
-    program = _trace_density(layout, arrays)
-    layout = replace(layout, width=blocks.widest(program))
-    check_masks(layout, trace, arrays)
-    check_sum(layout, trace, arrays)
-    if matmul_precision is None:
-        fastest = precision.choose(jax.default_backend(), program, layout.dim)
-        rough_gradient = fastest == precision.THREE_PASSES
-        layout = replace(layout, precision=fastest, rough_gradient=rough_gradient)
-    layout = _hold_flat(layout, moved) if has_mask else layout
-    joint = bool(discrete) or bool(layout.imputed)
-    if not splits or joint or isinstance(layout.anchor, jax.core.Tracer):
-        return layout
-    return replace(layout, components=components_of(layout, arrays))
+
+
+def param_values(trace: Trace) -> dict[str, Any]:
+    """Return the params of a trace."""
+    return {n: s["value"] for n, s in trace.items() if s["type"] == "param"}
+
+
+def continuous_sites(trace: Trace) -> Trace:
+    """Return the latents that particles have."""
+    return {n: s for n, s in latent_sites(trace).items() if not is_discrete(s)}
 
 
 def components_of(layout: Layout, arrays: list[Array]) -> Components | None:
@@ -156,13 +174,10 @@ def _looks_at_values(
 
 
 def _is_noisy(
-    model: Callable[..., Any],
-    params: dict[str, Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    model: Callable[..., Any], trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> bool:
     """Tell whether the model asks for random numbers once its params are known."""
-    known = handlers.substitute(model, data=params)
+    known = handlers.substitute(model, data=param_values(trace))
     watch = SiteRecorder()
     with watch:
         run_once(known, jax.random.key(0), args, kwargs)

@@ -101,10 +101,13 @@ def _latent_lines(
         for name, value in samples.items()
         for label, index in label_entries(name, value[0])
     )
-    lines += [line(*entry) for entry in itertools.islice(shown, _MOST_ROWS)]
+    first = list(itertools.islice(shown, _MOST_ROWS))
+    lines += [line(*entry) for entry in first]
+    labels = {label for label, _ in first}
     for name, value in samples.items():
         if value[0].size > _MOST_ROWS:
-            lines += [line(*entry) for entry in _extremes(name, value, weight)]
+            ends = _extremes(name, value, weight)
+            lines += [line(*entry) for entry in ends if entry[0] not in labels]
     return [*lines, *_rest(sum(value[0].size for value in samples.values()))]
 
 

@@ -165,8 +165,8 @@ def test_what_is_compiled_ahead_is_what_the_run_calls(
     jala.run(random.key(0), 20, y, progress_bar=False, **first)
     start = "initial_state_given" if given else "initial_state"
     expected = {start: 0, "run_steps": 0, "louis": 0, "fit_loo": 0}
-    if components == "joint":  # what draws from proposals is not compiled ahead
-        expected["bridge_to"] = 0
+    if components == "joint":  # else what draws from proposals is not compiled ahead
+        expected |= {"bridge_to": 0, "weigh": 0}
     assert called == expected
     assert not jala._run.programs._begun
 
