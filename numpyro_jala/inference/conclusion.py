@@ -31,9 +31,8 @@ from numpyro_jala.inference.modes import Weighed
 from numpyro_jala.inference.programs import APART, CLOUDS, SETTLE
 from numpyro_jala.inference.record import HeavyTail, Run
 
-#: The score of the marginal likelihood takes this share of the evidence's draws; less
-#: where components are small, and draws precise.
-_SCORE_SHARE, _SMALL_SHARE = 4, 8
+#: The score of the marginal likelihood takes this share of the evidence's draws.
+_SCORE_SHARE = 4
 #: Length of a difference, in standard errors if the latents were known: so far the draws
 #: serve nearly as well as where they were fitted, and rounding is a thousandth.
 _DIFFERENCE = 0.5
@@ -163,7 +162,7 @@ def _conclude_apart(
     fitted = run.programs.ready(estimation.fit_loo)(run.fixed, clouds)
     num_draws = run.fixed.settings.num_draws
     if found is not None and _ascended(run, state):
-        points = estimation.sobol_blocks(run.fixed, _num_score_draws(run))
+        points = estimation.sobol_blocks(run.fixed, num_draws // _SCORE_SHARE)
         for index in range(_ROUNDS):
             draws = Draws(score_key, points, *fitted)
             better, score = _maximise(run, draws, params, found, index > 0)
@@ -235,12 +234,6 @@ def _heavy_tail(
 
 def _is_small(run: Run) -> bool:
     return int(run.fixed.layout.partition.sizes.max()) <= FEW_LATENTS
-
-
-def _num_score_draws(run: Run) -> int:
-    """Return how many draws of an island find the score of the marginal likelihood."""
-    num_draws = run.fixed.settings.num_draws
-    return num_draws // (_SMALL_SHARE if _is_small(run) else _SCORE_SHARE)
 
 
 def _covariance_of_mean(score: np.ndarray) -> np.ndarray:
