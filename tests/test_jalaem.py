@@ -15,7 +15,7 @@ from jax import random
 from numpyro.distributions import constraints
 from numpyro.infer import Predictive
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoLaplaceApproximation
-from scipy.stats import multivariate_normal
+from scipy.stats import multivariate_normal, norm
 
 from numpyro_jala import JALAEM
 from numpyro_jala.engine import weights
@@ -424,13 +424,18 @@ def test_when_all_particles_die_the_last_good_state_is_kept(means, monkeypatch):
     assert means.last_state is good[-1]
 
 
-def test_doubts_are_said():
-    def two_islands(y=None):
-        x = numpyro.sample("x", dist.Normal(0.0, 50.0))
-        numpyro.factor("modes", jnp.logaddexp(-50 * (x - 60) ** 2, -50 * (x + 60) ** 2))
+def test_far_modes_are_weighed_if_latents_are_few_and_said_if_many():
+    def far_modes(dim):
+        x = numpyro.sample("x", dist.Normal(0.0, 50.0).expand([dim]).to_event(1))
+        bumps = -50 * (x[0] - 60) ** 2, -50 * (x[0] + 60) ** 2
+        numpyro.factor("modes", jnp.logaddexp(*bumps) + x[0] * x[1:].sum() / 1e6)
 
-    jala = JALAEM(two_islands, num_particles=64)
-    assert "disagree" in said(jala, 0)
+    jala = JALAEM(far_modes, num_particles=64)
+    assert "disagree" in said(jala, 0, 14)
+    said(jala, 0, 1)
+    # Two normal bumps with the variance of a hundredth, under a wide normal prior.
+    exact = np.log(2 * np.sqrt(2 * np.pi / 100)) + norm(60, np.sqrt(2500.01)).logpdf(0)
+    assert abs(jala.log_evidence - exact) < 4 * jala.log_evidence_se < 0.5
 
 
 def test_mass_lost_at_the_edge_of_the_support_is_said():
