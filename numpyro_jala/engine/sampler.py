@@ -193,15 +193,17 @@ def _jumps(
     stage: Array,
     fixed_target: Array,
 ) -> smc.Jumps | None:
-    """Draw proposals from a mixture, every other time that the target stands still.
+    """Draw proposals from a mixture, every other pair of moves at rest; None if never.
 
-    None if there never are any.
+    Not while annealing: there they tie the islands to each other, whose spread is the error
+    of the evidence along the path.
     """
     enough = settings.num_particles >= 2 * problem.partition.dim
     learns = settings.adapts and settings.num_islands > 1
     if not (learns and enough and mixture.serves(problem.partition)):
         return None
-    needed = fixed_target & (state.num_moves // _period(settings, stage) % 2 == 1)
+    turn = state.num_moves // _period(settings, stage) % 2 == 1
+    needed = fixed_target & (stage == REST) & turn
     return smc.draw_jumps(rng_key, state.cloud, needed)
 
 
