@@ -72,12 +72,10 @@ def _ascended(run: Run, state: State) -> bool:
     return run.fixed.settings.newton and int(state.num_steps) > 0 and run.informs
 
 
-def _rest(
-    run: Run, state: State, params: Array, num_clouds: int = CLOUDS
-) -> tuple[State, list[Cloud]]:
+def _rest(run: Run, state: State, params: Array) -> tuple[State, list[Cloud]]:
     """Keep some clouds at the parameters, a few moves apart."""
     clouds = []
-    for _ in range(num_clouds):
+    for _ in range(CLOUDS):
         state = run_steps(run, state, REST, APART, params)
         clouds.append(state.cloud)
     return state, clouds

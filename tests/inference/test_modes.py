@@ -133,6 +133,7 @@ def test_draws_are_resampled_by_their_weights():
     assert not drawn.log_weight.any()
 
 
+# In eight dimensions annealing loses the narrow mode: that it is said has its own test below.
 @pytest.mark.filterwarnings("ignore:A bridge from the particles:UserWarning")
 @pytest.mark.parametrize("dim", [2, 8])
 def test_modes_of_unlike_width_are_weighed(dim):
