@@ -23,7 +23,6 @@ from scipy import special
 AFTER = PAGES + "examples/annotation.html"
 INTEGRATED = "importance sampling from draws of NUTS"
 WHO = np.array([0, 0, 1, 2], np.int32)
-SUMMED_OUT = {"enumerate": "parallel"}
 
 
 def ratings(num_items: int = 12) -> Array:
@@ -40,7 +39,9 @@ def one_rater(given: Array) -> None:
         rates = numpyro.sample("rates", dist.Dirichlet(jnp.ones(2)))
     shares = numpyro.sample("shares", dist.Dirichlet(jnp.ones(2)))
     with numpyro.plate("item", given.shape[0], dim=-2):
-        truth = numpyro.sample("truth", dist.Categorical(shares), infer=SUMMED_OUT)
+        truth = numpyro.sample(
+            "truth", dist.Categorical(shares), infer={"enumerate": "parallel"}
+        )
         with numpyro.plate("rating", given.shape[1]):
             numpyro.sample("given", dist.Categorical(rates[truth]), obs=given)
 
@@ -51,7 +52,9 @@ def dawid_skene(who: Array, given: Array) -> None:
         rates = numpyro.sample("rates", dist.Dirichlet(jnp.ones(2)))
     shares = numpyro.sample("shares", dist.Dirichlet(jnp.ones(2)))
     with numpyro.plate("item", given.shape[0], dim=-2):
-        truth = numpyro.sample("truth", dist.Categorical(shares), infer=SUMMED_OUT)
+        truth = numpyro.sample(
+            "truth", dist.Categorical(shares), infer={"enumerate": "parallel"}
+        )
         with numpyro.plate("rating", given.shape[1]):
             chances = Vindex(rates)[who, truth, :]
             numpyro.sample("given", dist.Categorical(chances), obs=given)
@@ -63,10 +66,12 @@ def mace(who: Array, given: Array) -> None:
         habits = numpyro.sample("habits", dist.Dirichlet(jnp.full(2, 10.0)))
         honest = numpyro.sample("honest", dist.Beta(0.5, 0.5))
     with numpyro.plate("item", given.shape[0], dim=-2):
-        truth = numpyro.sample("truth", dist.DiscreteUniform(0, 1), infer=SUMMED_OUT)
+        truth = numpyro.sample(
+            "truth", dist.DiscreteUniform(0, 1), infer={"enumerate": "parallel"}
+        )
         with numpyro.plate("rating", given.shape[1]):
             guesses = dist.Bernoulli(1 - honest[who])
-            guess = numpyro.sample("guess", guesses, infer=SUMMED_OUT)
+            guess = numpyro.sample("guess", guesses, infer={"enumerate": "parallel"})
             sure = nn.one_hot(truth, 2)
             chances = jnp.where(guess[..., None] == 0, sure, habits[who])
             numpyro.sample("given", dist.Categorical(chances), obs=given)
@@ -82,7 +87,9 @@ def hierarchical(who: Array, given: Array) -> None:
             level = numpyro.sample("level", dist.Normal(mean, spread))
     shares = numpyro.sample("shares", dist.Dirichlet(jnp.ones(2)))
     with numpyro.plate("item", given.shape[0], dim=-2):
-        truth = numpyro.sample("truth", dist.Categorical(shares), infer=SUMMED_OUT)
+        truth = numpyro.sample(
+            "truth", dist.Categorical(shares), infer={"enumerate": "parallel"}
+        )
         with numpyro.plate("rating", given.shape[1]):
             logits = Vindex(level)[who, truth]
             numpyro.sample("given", dist.Bernoulli(logits=-logits), obs=given)
@@ -95,7 +102,9 @@ def item_difficulty(given: Array) -> None:
         spread = numpyro.sample("spread", dist.HalfNormal(1.0))
     shares = numpyro.sample("shares", dist.Dirichlet(jnp.ones(2)))
     with numpyro.plate("item", given.shape[0], dim=-2):
-        truth = numpyro.sample("truth", dist.Categorical(shares), infer=SUMMED_OUT)
+        truth = numpyro.sample(
+            "truth", dist.Categorical(shares), infer={"enumerate": "parallel"}
+        )
         with handlers.reparam(config={"level": LocScaleReparam(0)}):
             level = numpyro.sample("level", dist.Normal(mean[truth], spread[truth]))
         with numpyro.plate("rating", given.shape[1]):

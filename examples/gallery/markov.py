@@ -10,11 +10,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from entry import PAGES, Array, Entry
+from jax import lax, nn
 from numpyro.contrib.control_flow import scan
 from numpyro.ops.indexing import Vindex
 from scipy import special
-
-SUMMED_OUT = {"enumerate": "parallel"}
 
 
 def tones(num_times: int = 11, num_tones: int = 3) -> Array:
@@ -33,9 +32,12 @@ def notes(music: Array) -> None:
     chances = numpyro.sample("chances", plays)
 
     def step(state: Any, tones: Any) -> Any:
-        state = numpyro.sample("state", dist.Categorical(moves[state]), infer=SUMMED_OUT)
-        heard = dist.Bernoulli(Vindex(chances)[state]).to_event(1)
-        numpyro.sample("tones", heard, obs=tones)
+        state = numpyro.sample(
+            "state", dist.Categorical(moves[state]), infer={"enumerate": "parallel"}
+        )
+        with numpyro.plate("tone", music.shape[1], dim=-1) as tone:
+            heard = dist.Bernoulli(Vindex(chances)[state, tone])
+            numpyro.sample("tones", heard, obs=tones)
         return state, None
 
     scan(step, 0, music)
@@ -77,19 +79,20 @@ def words() -> tuple[Array, Array, Array]:
 
 
 def semi_supervised(states: Array, known: Array, unknown: Array) -> None:
-    """Learn from labelled words and from words without labels."""
+    """Learn from labelled words and from others, whose states are summed out forwards."""
     with numpyro.plate("state", 2):
         moves = numpyro.sample("moves", dist.Dirichlet(jnp.ones(2)))
         chances = numpyro.sample("chances", dist.Dirichlet(jnp.ones(3)))
     numpyro.sample("states", dist.Categorical(moves[states[:-1]]), obs=states[1:])
     numpyro.sample("known", dist.Categorical(chances[states]), obs=known)
 
-    def step(state: Any, word: Any) -> Any:
-        state = numpyro.sample("hidden", dist.Categorical(moves[state]), infer=SUMMED_OUT)
-        numpyro.sample("unknown", dist.Categorical(chances[state]), obs=word)
-        return state, None
+    def step(log_mass: Any, word: Any) -> Any:
+        spread = nn.logsumexp(log_mass[:, None] + jnp.log(moves), axis=0)
+        return spread + jnp.log(chances[:, word]), None
 
-    scan(step, states[-1], unknown)
+    first = jnp.where(jnp.arange(2) == states[-1], 0.0, -jnp.inf)
+    last, _ = lax.scan(step, first, jnp.asarray(unknown))
+    numpyro.factor("unknown", nn.logsumexp(last))
 
 
 def semi_supervised_exact(_: dict[str, Any]) -> float:

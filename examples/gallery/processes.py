@@ -57,10 +57,11 @@ def gaussian_process_exact(_: dict[str, Any]) -> float:
         jitter = (s + 1e-6) * np.eye(y.size) + 1e-12 * v * np.eye(y.size)
         return prior + log_gaussian(y, v * np.exp(-0.5 * squares / scale**2) + jitter)
 
-    edges = [(-24.0, -6.0), (-6.0, 2.0), (2.0, 24.0)]
-    lengths = [(-24.0, -4.0), (-4.0, 2.0), (2.0, 12.0)]
+    wide, narrow = [(-30.0, -6.0), (2.0, 30.0)], [(-6.0, -2.0), (-2.0, 2.0)]
+    lengths = [(-30.0, -4.0), (-4.0, -1.5), (-1.5, 1.0), (1.0, 4.0), (4.0, 14.0)]
+    edges = wide + narrow
     parts = [
-        box(log_density, [a, b, c], num_nodes=20)
+        box(log_density, [a, b, c], num_nodes=16)
         for a in edges
         for b in edges
         for c in lengths
