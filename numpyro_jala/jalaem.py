@@ -25,13 +25,13 @@ from numpyro_jala.inference import (
     loop,
     options,
     programs,
+    progress,
     reference,
     settling,
 )
 from numpyro_jala.inference.checkpoint import Checkpoint, check_path, identify
 from numpyro_jala.inference.conclusion import conclude
 from numpyro_jala.inference.programs import Data, Fixed
-from numpyro_jala.inference.progress import WatchedRun, note_evidence, num_first_steps
 from numpyro_jala.inference.record import Run
 from numpyro_jala.model import validation
 from numpyro_jala.model.density import Layout
@@ -255,8 +255,9 @@ class JALAEM(Fitter):
     def run(
         self,
         rng_key: PRNGKey,
-        num_steps: int,
+        num_steps: int | None,
         *args: Any,
+        tol: float = 0.01,
         progress_bar: bool = True,
         init_params: dict[str, Tree] | None = None,
         init_state: State | None = None,
@@ -266,17 +267,20 @@ class JALAEM(Fitter):
         checkpoint_every: int = 100,
         **kwargs: Any,
     ) -> Any:
-        """Anneal to the posterior, ascend ``num_steps`` times, estimate the evidence.
+        """Anneal to the posterior, ascend to the maximum, estimate the evidence.
 
         Parameters
         ----------
         rng_key
             Not used with ``init_state``, which has its own.
         num_steps
-            EM steps. With zero the params stay where they start, which is enough for a
-            model without any.
+            EM steps, or None: as many as it takes for the estimated shortfall, the nats
+            between the log-likelihood and its maximum, and the noise of the params to be
+            below ``tol``, and at most 2,000. With zero the params stay where they start.
         args, kwargs
             Of the model.
+        tol
+            Nats, for ``num_steps=None``.
         init_params
             Constrained starting values of param sites.
         init_state
@@ -294,7 +298,7 @@ class JALAEM(Fitter):
         arviz.InferenceData
             Or an ``xarray.DataTree`` where ArviZ is 1.0 or later.
         """
-        options.check_num_steps(num_steps)
+        options.check_ascent(num_steps, tol)
         if checkpoint is not None:
             check_path(checkpoint, checkpoint_every)
         self._make_room()
@@ -311,12 +315,8 @@ class JALAEM(Fitter):
         if state is None:
             state = self._first_state(start_key, run, start)
         state = loop.anneal(run, state, num_steps == 0, progress_bar, saver)
-        first = num_first_steps(run, num_steps)
-        if first:
-            state = loop.ascend(run, state, first, progress_bar, saver)
-            note_evidence(run, state)
-        if run.count(EM_STEP) >= first:  # else the user has interrupted
-            state = loop.ascend(run, state, num_steps, progress_bar, saver)
+        until = progress.schedule(run, num_steps, tol)
+        state = loop.ascend(run, state, num_steps, progress_bar, saver, until)
         conclude(run, state)
         for message in diagnostics.warning_messages(run):
             warnings.warn(message, stacklevel=2)
@@ -329,7 +329,7 @@ class JALAEM(Fitter):
         start: Start,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> WatchedRun:
+    ) -> Run:
         """Look at the model, and fit the reference if there is one to fit."""
         fixed, arrays, trace = self._inspect(model_key, args, kwargs)
         first = self._first_params(fixed.layout, trace, start.params)
@@ -337,7 +337,7 @@ class JALAEM(Fitter):
         if start.state is None and start.particles is None:
             fitted = reference.make(self.reference, fit_key, fixed.layout, first, arrays)
         data = Data(arrays, fitted.gaussian)
-        return WatchedRun(fixed, data, trace, args, kwargs, fitted.num_evaluations)
+        return Run(fixed, data, trace, args, kwargs, fitted.num_evaluations)
 
     def _first_state(self, rng_key: PRNGKey, run: Run, start: Start) -> State:
         """Take the state that was given, or draw particles."""

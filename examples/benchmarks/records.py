@@ -11,6 +11,11 @@ import numpy as np
 Record = dict[str, Any]
 
 
+def steps_or_auto(text: str) -> int | None:
+    """Read a number of steps, or "auto" for as many as it takes."""
+    return None if text == "auto" else int(text)
+
+
 def emit(record: Record) -> None:
     """Print a record, with null where a number is not finite."""
     plain = {

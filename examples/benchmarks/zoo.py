@@ -18,7 +18,7 @@ import numpyro.distributions as dist
 from cases import Case, fraction, positive
 from jax import random
 from quadrature import approximate, float32, float64, integrate_groups
-from records import emit
+from records import emit, steps_or_auto
 from scipy import special, stats
 
 from numpyro_jala import JALAEM
@@ -190,7 +190,7 @@ CASES = {
 } | hidden.CASES
 
 
-def measure(name: str, num_steps: int, seeds: range) -> None:
+def measure(name: str, num_steps: int | None, seeds: range) -> None:
     """Fit with several seeds, and print errors in units of exact standard errors."""
     case = CASES[name]()
 
@@ -211,6 +211,7 @@ def measure(name: str, num_steps: int, seeds: range) -> None:
             {
                 "case": name,
                 "seed": seed,
+                "num_steps": int(jala.diagnostics()["num_steps"]),
                 "worst_shift": float(np.abs(shift).max()),
                 "shortfall": exact(best) - case.log_likelihood(params),
                 "reported_shortfall": float(jala.diagnostics()["shortfall"]),
@@ -225,7 +226,7 @@ def measure(name: str, num_steps: int, seeds: range) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", choices=CASES, action="append")
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=steps_or_auto, default=1000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     options = parser.parse_args()

@@ -26,7 +26,7 @@ _ROOM = 10.0
 #: Where the goal is known a step may cost this much more.
 _HURRY = 4.0
 #: Smallest share of the information that is taken as observed.
-_FLOOR = 0.05
+FLOOR = 0.05
 _GAIN = 0.5
 _GAIN_POWER = 0.6
 _PATIENCE = 10.0
@@ -205,7 +205,7 @@ def floor_for(tempered: Array) -> Array:
     Short of the posterior the information about some parameters is all missing, and
     their score is noise: take the steps of the EM algorithm there.
     """
-    return jnp.where(tempered, 1.0, _FLOOR)
+    return jnp.where(tempered, 1.0, FLOOR)
 
 
 def trusted_step(

@@ -27,7 +27,7 @@ from numpyro_jala.backend.sharding import fetch, is_key, place, spans_processes
 from numpyro_jala.backend.versions import version_of
 from numpyro_jala.engine.state import ANNEAL, EM_STEP, Info, State
 from numpyro_jala.inference import programs
-from numpyro_jala.inference.record import Run
+from numpyro_jala.inference.record import Look, Run
 
 _PACKAGES = ("numpyro_jala", "numpyro", "jax", "jaxlib")
 #: What a file says that it belongs to, and how a sentence calls it.
@@ -148,7 +148,7 @@ class Checkpoint:
                 )
             self._has_warned = True
 
-    def load(self, run: Run, rng_key: PRNGKey, num_steps: int) -> State | None:
+    def load(self, run: Run, rng_key: PRNGKey, num_steps: int | None) -> State | None:
         """Return the state that was saved, with its history in the run, if there is one."""
         if not self._exists(run.fixed.settings.mesh):
             return None
@@ -164,7 +164,7 @@ class Checkpoint:
             ) from error
         self._check(identity)
         state = _unpack(run, rng_key, saved, header)
-        if run.count(EM_STEP) > num_steps:
+        if num_steps is not None and run.count(EM_STEP) > num_steps:
             raise ValueError(
                 f"The checkpoint {str(self.path)!r} has taken {run.count(EM_STEP)} steps, "
                 f"more than num_steps={num_steps}. Give another path, or delete the file."
@@ -221,6 +221,7 @@ def _pack(run: Run, state: State, identity: Identity) -> dict[str, np.ndarray]:
         "identity": identity._asdict(),
         "num_evaluations": run.num_evaluations,
         "tied_draws": run.tied_draws,
+        "looks": run.looks,
     }
     return {"header": np.asarray(json.dumps(header)), **leaves, **rows}
 
@@ -230,6 +231,7 @@ def _unpack(
 ) -> State:
     """Put the history into the run, and return the state."""
     run.num_evaluations, run.tied_draws = header["num_evaluations"], header["tied_draws"]
+    run.looks = [Look(*each) for each in header["looks"]]
     for stage in _STAGES:
         names = [f"info_{stage}_{field}" for field in Info._fields]
         if names[0] in saved:

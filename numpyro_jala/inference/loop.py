@@ -22,6 +22,9 @@ from numpyro_jala.inference.programs import CHUNK, CLOUDS
 from numpyro_jala.inference.record import Run
 
 _MOST_STEPS = 5_000
+#: Given the number of steps so far and the state, up to which number to go on: that
+#: number itself where there are enough.
+Until = Callable[[int, Any], int]
 #: Seconds between two looks at a run in progress.
 _LOOK_EVERY = 1.0
 
@@ -149,16 +152,21 @@ def anneal(
 
 
 def ascend(
-    run: Run, state: State, num_steps: int, show: bool, checkpoint: Checkpoint | None
+    run: Run,
+    state: State,
+    num_steps: int | None,
+    show: bool,
+    checkpoint: Checkpoint | None,
+    until: Until | None,
 ) -> State:
     """Take EM steps, or as many as there are before the user interrupts."""
     if state.target.params.size == 0:
-        num_steps = 0
+        num_steps, until = 0, None
 
     def em_steps(current: State, count: int) -> State:
         return run_steps(run, current, EM_STEP, count)
 
-    state = take_steps(run, state, num_steps, show, em_steps, checkpoint)
+    state = take_steps(run, state, num_steps, show, em_steps, checkpoint, until)
     if checkpoint is not None:
         checkpoint.save(run, state)
     return state
@@ -167,19 +175,24 @@ def ascend(
 def take_steps(
     run: Run,
     state: Any,
-    num_steps: int,
+    num_steps: int | None,
     show: bool,
     steps_fn: Callable[[Any, int], Any],
     checkpoint: Checkpoint | None = None,
+    until: Until | None = None,
 ) -> Any:
-    """Call ``steps_fn(state, count)`` until there are enough steps or an interrupt."""
+    """Call ``steps_fn(state, count)`` until there are enough steps or an interrupt.
+
+    Enough are ``num_steps``, unless ``until`` says something else on the way.
+    """
     done = run.count(EM_STEP)
-    hidden = not show or not num_steps
+    until = until or (lambda *_: num_steps or 0)
+    hidden = not show or num_steps == 0
     pace = _Pace(None if checkpoint is None else checkpoint.every)
     with tqdm(total=num_steps, initial=done, disable=hidden, desc="ascend") as bar:
         try:
-            while done < num_steps:
-                state = steps_fn(state, min(pace.count, num_steps - done))
+            while done < (stop := until(done, state)):
+                state = steps_fn(state, min(pace.count, stop - done))
                 done += run.num_new
                 pace.look(run.num_new)
                 bar.update(run.num_new)
@@ -187,9 +200,10 @@ def take_steps(
                 if checkpoint is not None:
                     checkpoint.note(run, state)
         except KeyboardInterrupt:
+            most = "" if num_steps is None else f" of {num_steps}"
             warnings.warn(
-                f"Interrupted after {done} of {num_steps} steps; the result is what "
-                "was reached by then.",
+                f"Interrupted after {done}{most} steps; the result is what was reached by "
+                "then.",
                 stacklevel=4,
             )
     run.last_state = state

@@ -76,6 +76,23 @@ def check_num_steps(value: int) -> None:
         )
 
 
+def check_ascent(num_steps: int | None, tol: float) -> None:
+    """Check the number of steps, or how near the maximum is near enough."""
+    if num_steps is not None:
+        check_num_steps(num_steps)
+    check_positive("tol", tol)
+
+
+def check_can_tell(num_islands: int) -> None:
+    """Check that an optimiser's run can tell whether it has arrived."""
+    if num_islands < 2:
+        raise ValueError(
+            "num_steps=None asks for steps until the maximum is reached, which is told by "
+            f"the spread of the islands, and there is num_islands={num_islands}. Give a "
+            "number of steps, take more islands, or leave out optim."
+        )
+
+
 def check_annealing_effort(value: float) -> None:
     """Check that annealing takes at least the default number of moves."""
     if not 1 <= value < math.inf:

@@ -17,7 +17,7 @@ from numpyro_jala.engine import em, smc
 from numpyro_jala.engine.partition import Partition
 from numpyro_jala.engine.resampling import systematic
 from numpyro_jala.engine.smc import Cloud
-from numpyro_jala.engine.state import ANNEAL, Info, State
+from numpyro_jala.engine.state import ANNEAL, EM_STEP, Info, State
 from numpyro_jala.engine.weights import normalise, potential_scale_reduction
 from numpyro_jala.inference import evidence, information
 from numpyro_jala.inference.information import Information, Uncertainty
@@ -37,6 +37,15 @@ class Result(NamedTuple):
     uncertainty: Uncertainty | None  # None without parameters, and with very many
     rng_key: PRNGKey
     compared: evidence.Compared | None = None  # where the evidence was estimated twice
+
+
+class Look(NamedTuple):
+    """What was found after so many EM steps, estimated afresh as at the end of a run."""
+
+    num_steps: int
+    log_evidence: float
+    standard_error: float
+    shortfall: float  # NaN with very many params
 
 
 class HeavyTail(NamedTuple):
@@ -120,6 +129,8 @@ class Run:
         self.finished: Result | None = None
         self.tied_draws: dict[str, float] = {}
         self.heavy_tail: HeavyTail | None = None
+        self.looks: list[Look] = []
+        self.given_up: float | None = None  # the tolerance that the most steps did not meet
         self._infos: dict[int, list[Any]] = {}
 
     def keep(self, stage: int, infos: Any, count: int) -> None:
@@ -144,6 +155,12 @@ class Run:
             return None
         parts = self._infos[stage]
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+
+    @property
+    def earlier(self) -> Look | None:
+        """What was found before the last steps, if that was looked at."""
+        before = [look for look in self.looks if look.num_steps < self.count(EM_STEP)]
+        return before[-1] if before else None
 
     @property
     def informs(self) -> bool:

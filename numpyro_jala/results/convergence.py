@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_jala.inference.progress import WatchedRun
+from numpyro_jala.engine.state import EM_STEP
 from numpyro_jala.inference.record import Result, Run
-from numpyro_jala.results.log_evidence import is_bridged, num_ascents
+from numpyro_jala.results.log_evidence import is_bridged
 
 #: Nats that the log-evidence may rise by within the last quarter of the steps.
 _RISE = 0.5
@@ -34,15 +34,16 @@ def last_rise(run: Run) -> Rise | None:
 
     That is with very many params. None also where one of the estimates failed.
     """
-    earlier = run.earlier if isinstance(run, WatchedRun) else None
-    if earlier is None or not is_bridged(run.result):
+    earlier = run.earlier
+    is_known = run.result.uncertainty is not None
+    if earlier is None or is_known or not is_bridged(run.result):
         return None
     bridge = run.result.bridge
     nats = float(bridge.log_evidence) - earlier.log_evidence
     error = float(np.hypot(bridge.standard_error, earlier.standard_error))
     if not np.isfinite([nats, error]).all():
         return None
-    return Rise(num_ascents(run) - earlier.num_steps, nats, error)
+    return Rise(run.count(EM_STEP) - earlier.num_steps, nats, error)
 
 
 def shortfall(result: Result) -> float:

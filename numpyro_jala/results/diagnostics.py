@@ -70,6 +70,7 @@ def diagnostics(run: Run) -> dict[str, float]:
         else 0.0,
         "overlap": float(result.bridge.overlap),
         **_two_estimates(result),
+        "num_steps": float(run.count(EM_STEP)),
         "shortfall": shortfall(result),
         "last_rise": float("nan") if (rise := last_rise(run)) is None else rise.nats,
         "rhat": run.rhat,
@@ -138,21 +139,32 @@ def _particle_warnings(run: Run, found: dict[str, float]) -> list[str]:
 
 def _convergence_warnings(run: Run, found: dict[str, float]) -> list[str]:
     """Return a sentence if the params have not arrived."""
-    rise = last_rise(run)
-    if rise is not None and rise.is_large:
-        how = (
+    left = _what_is_left(run, found["shortfall"])
+    if not left:
+        return []
+    if run.given_up is not None:
+        left = (
+            f"after {run.count(EM_STEP)} steps, the most that num_steps=None takes to come "
+            f"within tol={run.given_up:g}, {left}"
+        )
+    advice = "Take more steps" if num_ascents(run) else "If they are to move, take steps"
+    return [f"The parameters have not converged: {left}. {advice}."]
+
+
+def _what_is_left(run: Run, nats: float) -> str:
+    """Say what the params still lack, if it is too much."""
+    rise, tol = last_rise(run), run.given_up
+    rose = "whether the log-evidence still rises is not known"
+    if rise is not None:
+        rose = (
             f"over the last {rise.num_steps} steps the log-evidence still rose by "
             f"{rise.nats:.3g} nats"
         )
-    elif found["shortfall"] > _SHORT:
-        how = (
-            f"the estimate is believed to be {found['shortfall']:.2g} nats short of the "
-            "maximum"
-        )
-    else:
-        return []
-    advice = "Take more steps" if num_ascents(run) else "If they are to move, take steps"
-    return [f"The parameters have not converged: {how}. {advice}."]
+    if rise is not None and rise.is_large:
+        return rose
+    if nats > (_SHORT if tol is None else min(tol, _SHORT)):
+        return f"the estimate is believed to be {nats:.2g} nats short of the maximum"
+    return rose if tol is not None and np.isnan(nats) else ""
 
 
 def _chance_disagreement(run: Run, ess: float) -> float:

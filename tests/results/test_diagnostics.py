@@ -15,7 +15,7 @@ from numpyro_jala import JALAEM, compare, likelihood_ratio_test, print_compariso
 from numpyro_jala.engine.state import REST
 from numpyro_jala.inference import evidence
 from numpyro_jala.inference.information import Uncertainty
-from numpyro_jala.inference.progress import Earlier
+from numpyro_jala.inference.record import Look
 from numpyro_jala.model.inspection import lay_out
 from numpyro_jala.model.sites import run_once
 from numpyro_jala.results import diagnostics, log_evidence, summary
@@ -112,7 +112,7 @@ def test_a_rise_beyond_chance_is_said(means, nats, error, is_said):
     run = means._run
     run.finished = run.result._replace(uncertainty=None)
     now = run.result.bridge
-    run.earlier = Earlier(45, float(now.log_evidence) - nats, error)
+    run.looks = [Look(45, float(now.log_evidence) - nats, error, np.nan)]
     said = " ".join(diagnostics.warning_messages(run))
     words = f"over the last 15 steps the log-evidence still rose by {nats:g} nats"
     assert (words in said) == is_said
