@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from entry import Entry
-from run import HERE, load
+from run import ANSWERS, HERE, load
 
 sys.path.append(str(HERE.parent / "paper"))
 from common import table  # noqa: E402
@@ -38,11 +38,25 @@ def read(*paths: Path) -> dict[str, list[Record]]:
     return found
 
 
+def answered(record: Record, answer: Record | None) -> Record:
+    """Put an answer of NUTS that was found after the run beside what the run found."""
+    if answer is None or record.get("log_evidence") is None:
+        return record
+    error = record["log_evidence"] - answer["log_evidence"]
+    z = error / float(np.hypot(record["se"], answer["se"]))
+    return record | {"answer": answer["log_evidence"], "answer_se": answer["se"], "z": z}
+
+
 def keep(paths: list[Path]) -> None:
     """Take the models of files into the records, in the order of the gallery."""
     stored = read(RECORDS) if RECORDS.exists() else {}
     stored |= read(*paths)
-    lines = [json.dumps(record) for name in load() for record in stored.get(name, [])]
+    answers = json.loads(ANSWERS.read_text())
+    lines = [
+        json.dumps(answered(record, answers.get(name)))
+        for name in load()
+        for record in stored.get(name, [])
+    ]
     RECORDS.write_text("\n".join(lines) + "\n")
 
 
@@ -76,8 +90,9 @@ def row(name: str, entry: Entry, runs: list[Record]) -> list[str]:
     """Sum up the runs of a model."""
     first, *rest = runs
     warm = [record["seconds"] for record in rest]
-    z = [abs(record["z"]) for record in runs if record["z"] is not None]
+    z = [abs(record["z"]) for record in runs if record.get("z") is not None]
     warned = sum(bool(record["warnings"]) for record in runs)
+    failed = sum("error" in record for record in runs)
     seconds = f"{first['seconds']:.0f}" + (f" / {np.median(warm):.1f}" if warm else "")
     components = first["components"]
     latents = f"{first['latents']}" + (f" in {components}" if components > 1 else "")
@@ -90,7 +105,7 @@ def row(name: str, entry: Entry, runs: list[Record]) -> list[str]:
         with_error(first["answer"], first["answer_se"]),
         entry.by if first["answer"] is not None else NOTHING,
         number(max(z)) if z else NOTHING,
-        f"{warned} of {len(runs)}",
+        f"{warned} of {len(runs)}" + (f", {failed} failed" if failed else ""),
     ]
 
 
@@ -136,6 +151,11 @@ def plain(text: str) -> str:
     return re.sub(r"\s+", " ", text).replace("|", "\\|")
 
 
+def error_of(record: Record, first: Record) -> list[str]:
+    """Return the error of a run of a model that was not refused at once."""
+    return [record["error"]] if "error" in record and "error" not in first else []
+
+
 def said(entries: dict[str, Entry], records: dict[str, list[Record]]) -> str:
     """List the warnings of each model, with how many runs had them."""
     lines = []
@@ -143,7 +163,7 @@ def said(entries: dict[str, Entry], records: dict[str, list[Record]]) -> str:
         runs = records.get(name, [])
         kinds: dict[str, list[str]] = {}
         for record in runs:
-            for text in record["warnings"]:
+            for text in [*record["warnings"], *error_of(record, runs[0])]:
                 kinds.setdefault(re.sub(r"[\d.]+", "#", text)[:40], []).append(text)
         for texts in kinds.values():
             lines.append(f"- `{name}`, {len(texts)} of {len(runs)}: *{plain(texts[0])}*")

@@ -120,8 +120,8 @@ def main(names: list[str], num_seeds: int, pictures: Path | None) -> None:
         for seed in range(num_seeds):
             record, idata = fit(jala, name, entry, seed)
             emit(record)
-            if idata is None:
-                break
+            if idata is None and seed == 0:
+                break  # refused: it would be with any key
             if seed == 0 and pictures is not None and entry.shown is not None:
                 draw(idata["posterior"][entry.shown], pictures / f"{name}.png")
 

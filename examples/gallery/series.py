@@ -165,6 +165,15 @@ def stochastic_volatility(y: Array) -> None:
     numpyro.sample("y", dist.StudentT(degrees, 0.0, jnp.exp(log_scale)), obs=y)
 
 
+def stochastic_volatility_non_centred(y: Array) -> None:
+    """The same with the walk's steps in units of their scale, as the guide advises."""
+    step = numpyro.sample("step", dist.Exponential(50.0))
+    steps = numpyro.sample("steps", dist.Normal().expand([y.shape[0]]).to_event(1))
+    degrees = numpyro.sample("degrees", dist.Exponential(0.1))
+    scale = jnp.exp(jnp.cumsum(step * steps))
+    numpyro.sample("y", dist.StudentT(degrees, 0.0, scale), obs=y)
+
+
 def volatility_given(y: Array, step: float, degrees: Array) -> Array:
     """Integrate the walk on a grid, for many degrees of freedom at once."""
     # the grid has three points for each standard deviation of a step
@@ -347,6 +356,15 @@ ENTRIES = {
         (returns(),),
         PAGES + "examples/stochastic_volatility.html",
         "volatility as a random walk",
+        volatility_exact,
+        "quadrature on a grid",
+        shown="step",
+    ),
+    "stochastic_volatility_non_centred": Entry(
+        stochastic_volatility_non_centred,
+        (returns(),),
+        PAGES + "examples/stochastic_volatility.html",
+        "volatility, steps in units of their scale",
         volatility_exact,
         "quadrature on a grid",
         shown="step",
