@@ -6,6 +6,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -40,6 +41,8 @@ from numpyro_jala.results import diagnostics
 
 #: Most latents of a component whose correlations are learned, by the preconditioner.
 _MOST_DENSE = {"auto": 256, "dense": sys.maxsize, "diagonal": 0, None: None}
+#: One component of more latents than this starts from a Gaussian at its mode.
+_MANY_LATENTS = 100
 #: Draws of each island for importance sampling, of small components and of larger ones.
 _NUM_DRAWS, _NUM_DRAWS_LARGE = 512, 2048
 #: Particles by default, for one component and for very many.
@@ -165,7 +168,7 @@ class JALAEM(Fitter):
         preconditioner: str | None = "auto",
         resampling: str = "systematic",
         ess_threshold: float = 0.5,
-        reference: Any = "prior",
+        reference: Any = "auto",
         annealing_effort: float = 1.0,
         matmul_precision: str | None = None,
         mesh: Mesh | None = None,
@@ -177,8 +180,9 @@ class JALAEM(Fitter):
         options.check_mesh(mesh, num_islands)
         options.check_components(components)
         super().__init__(model, matmul_precision)
-        from_prior = isinstance(reference, str) and reference == "prior"
+        from_prior = isinstance(reference, str) and reference in ("auto", "prior")
         self._splits = components == "auto" and from_prior
+        self._banded: dict[Layout, Fixed] = {}
         self._components = components
         self.optim = optim
         self._given_particles = num_particles
@@ -211,7 +215,7 @@ class JALAEM(Fitter):
         model_key, start_key = random.split(rng_key)
         fixed, arrays, trace = self._inspect(model_key, args, kwargs, is_pure=True)
         data = Data(arrays, None)
-        if self.reference != "prior" and init_particles is None:
+        if self.reference not in ("auto", "prior") and init_particles is None:
             raise ValueError(
                 f"init is pure and reference={self.reference!r} has to be fitted. Use "
                 "run, or reference='prior'."
@@ -309,7 +313,7 @@ class JALAEM(Fitter):
             warnings.warn(message, stacklevel=2)
         saver = state = None
         if checkpoint is not None:
-            same = (rng_key, num_steps == 0, start, run.data.gaussian)
+            same = (rng_key, num_steps == 0, start, run.data.gaussian, run.data.mode)
             saver = Checkpoint(checkpoint, checkpoint_every, identify(run, same))
             state = saver.load(run, start_key, num_steps)
         if state is None:
@@ -333,18 +337,33 @@ class JALAEM(Fitter):
         """Look at the model, and fit the reference if there is one to fit."""
         fixed, arrays, trace = self._inspect(model_key, args, kwargs)
         first = self._first_params(fixed.layout, trace, start.params)
-        fitted = reference.Reference(None, 0)
-        if start.state is None and start.particles is None:
-            fitted = reference.make(self.reference, fit_key, fixed.layout, first, arrays)
-        data = Data(arrays, fitted.gaussian)
-        return Run(fixed, data, trace, args, kwargs, fitted.num_evaluations)
+        chosen, fitted = self._with_band(fixed, first, arrays), reference.PRIOR
+        given = start.state is not None or start.particles is not None
+        if chosen.layout.band is not None or not given:
+            fitted = reference.make(self.reference, fit_key, chosen.layout, first, arrays)
+        chosen = fixed if fitted.mode is None else chosen
+        data = Data(arrays, fitted.gaussian, fitted.mode)
+        return Run(chosen, data, trace, args, kwargs, fitted.num_evaluations)
+
+    def _with_band(self, fixed: Fixed, params: Array, arrays: list[Array]) -> Fixed:
+        """Find the band of the latents, if they are to live in Laplace's coordinates."""
+        layout, parts = fixed.layout, fixed.layout.partition
+        by_name = self.reference if isinstance(self.reference, str) else ""
+        is_large = parts.is_joint and parts.dim > _MANY_LATENTS
+        if not (by_name == "laplace" or (by_name == "auto" and is_large)):
+            return fixed
+        if layout not in self._banded:
+            band = reference.find_band(layout, params, arrays)
+            found = replace(layout, band=band)
+            self._banded[layout] = Fixed(found, self._settings(found))
+        return self._banded[layout]
 
     def _first_state(self, rng_key: PRNGKey, run: Run, start: Start) -> State:
         """Take the state that was given, or draw particles."""
         if start.state is not None:
             return start.state
         opening = self._opening(rng_key, run.fixed, run.data, run.trace, start)
-        from_prior = start.particles is None and run.data.gaussian is None
+        from_prior = start.particles is None and run.data.from_prior
         if from_prior and validation.is_dead(run.trace):  # to say so before long
             alive = programs.is_alive(run.fixed, rng_key, run.data, opening[1][-1])
             self._check_alive_start(alive, run.trace)
@@ -366,7 +385,7 @@ class JALAEM(Fitter):
             num_islands=self.num_islands,
             num_particles=total // self.num_islands,
             step_size=self.step_size,
-            most_dense=_MOST_DENSE[self.preconditioner],
+            most_dense=self._most_dense(layout),
             resampling=self.resampling,
             ess_threshold=self.ess_threshold,
             optimiser=self._optimiser,
@@ -376,6 +395,13 @@ class JALAEM(Fitter):
             num_draws=_NUM_DRAWS if is_small else _NUM_DRAWS_LARGE,
             mesh=self.mesh,
         )
+
+    def _most_dense(self, layout: Layout) -> int | None:
+        """Return the size of the largest component whose correlations are learned."""
+        is_auto = self.preconditioner == "auto"
+        if is_auto and layout.band is not None and layout.dim > _MANY_LATENTS:
+            return 0  # few are left
+        return _MOST_DENSE[self.preconditioner]
 
     def _default_particles(self, layout: Layout) -> int:
         """Return enough particles for the size and the number of components."""

@@ -174,7 +174,7 @@ class InformationBasis(NamedTuple):
     observed: Array  # (num_params,)
 
 
-def _root(matrix: Array) -> tuple[Array, Array]:
+def root(matrix: Array) -> tuple[Array, Array]:
     """Return R with R Rᵀ the inverse of a matrix made positive definite, and R⁻¹."""
     diagonal = jnp.abs(jnp.diagonal(matrix))
     scale = jnp.where(diagonal > 1e-25, jnp.sqrt(diagonal), 1.0)
@@ -188,10 +188,10 @@ def information_basis(
     complete: Array, missing: Array, floor: Array | float
 ) -> InformationBasis:
     """Decompose the observed information, each direction floored."""
-    root, inverse = _root(complete)
-    fraction, vectors = jnp.linalg.eigh(root.T @ missing @ root)
+    half, inverse = root(complete)
+    fraction, vectors = jnp.linalg.eigh(half.T @ missing @ half)
     observed = jnp.maximum(1 - fraction, floor)
-    return InformationBasis(root @ vectors, vectors.T @ inverse, observed)
+    return InformationBasis(half @ vectors, vectors.T @ inverse, observed)
 
 
 def decrement(info: InformationBasis, score: Array) -> Array:
@@ -235,7 +235,7 @@ def trusted_step(
     # In units of what the region allows, sizes that differ by orders of magnitude do no
     # harm: what is lost in rounding is the curvature along directions that are flat, and
     # there the region bounds the step.
-    unit, _ = _root(cost + jnp.diag(TRUST / reach**2))
+    unit, _ = root(cost + jnp.diag(TRUST / reach**2))
     half = info.inverse @ unit
     curvature, vectors = jnp.linalg.eigh((half.T * info.observed) @ half)
     curvature = jnp.maximum(curvature, 1e-6 * jnp.max(curvature) + 1e-20)

@@ -61,6 +61,7 @@ def _evaluate(
         target,
         position,
         settings.newton,
+        problem.scores_at_once,
         problem.rough_gradient,
         problem.block,
     )
@@ -81,7 +82,7 @@ def initial_state(
     Unless the parameters are to ascend at once, the particles move before anything is
     planned, and so ``num_moves`` starts at one.
     """
-    position = spread(position)
+    position, problem = spread(position), problem.near(target.params)
     found, score_fn = _evaluate(problem, settings, target, position)
     dtype, (num_islands, num_particles, dim) = position.dtype, position.shape
     rng_key, momentum_key = random.split(rng_key)
@@ -231,14 +232,14 @@ def _will_move(
 def _with_scores(
     problem: Problem, settings: Settings, cloud: Cloud, target: Target, needed: Array
 ) -> Cloud:
-    """Find the scores of several components, if a plan needs them."""
-    if problem.partition.is_joint or not settings.newton:
+    """Find the scores that are found apart, if a plan needs them."""
+    if problem.scores_at_once or not settings.newton:
         return cloud
 
     def fresh() -> Array:
         return smc.evaluate_scores(
             problem.potential_fn, target, cloud.position, problem.block
-        )
+        )[1]
 
     alive = jnp.isfinite(cloud.log_weight)[..., None]
     scores = lax.cond(needed, fresh, lambda: cloud.scores)
@@ -285,6 +286,7 @@ def step(
     """
     rng_key, move_key, resample_key, jump_key = random.split(state.rng_key, 4)
     target, fixed_target = _next_target(settings, state, stage, goal, wait)
+    problem = problem.near(target.params)
     needed = _will_move(settings, state, target, stage, wait)
     jumps = _jumps(jump_key, problem, settings, state, stage, fixed_target)
     way = _Way(target, fixed_target, stage == EM_STEP, needed)
@@ -318,7 +320,7 @@ class _Way(NamedTuple):
     target: Target
     fixed_target: Array  # (), the particles stand there already
     ascending: Array  # ()
-    needs_scores: Array  # (), of several components, to plan the next step
+    needs_scores: Array  # (), to plan the next step
 
 
 def _move(

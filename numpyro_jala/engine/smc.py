@@ -99,6 +99,7 @@ def evaluate_model(
     target: Target,
     position: Array,
     each: bool,
+    scores_at_once: bool = True,
     rough_gradient: bool = False,
     block: int | None = None,
 ) -> tuple[Derivatives, ScoreFn]:
@@ -106,8 +107,8 @@ def evaluate_model(
 
     The score of a particle is the derivative of its potential with respect to the
     parameters. With ``each`` every particle's score is kept, which is for few
-    parameters, and at most ``block`` particles of an island are evaluated at a time. Of
-    several components the scores are zero here: see :func:`evaluate_scores`.
+    parameters, and at most ``block`` particles of an island are evaluated at a time. Unless
+    ``scores_at_once`` the scores are zero here: see :func:`evaluate_scores`.
     Without it scores are only ever summed, in one pull-back of the potentials with the
     weights: memory does not grow with particles times parameters.
     """
@@ -115,8 +116,11 @@ def evaluate_model(
     shape = (num_islands, num_particles, target.temperature.shape[1])
     temperature = jnp.broadcast_to(target.temperature[:, None], shape)
     if each:
-        derive = _derive_forward if _goes_forward(partition) else _derive_reverse
-        derive = partial(derive, potential_fn, partition, target.params, rough_gradient)
+        if _goes_forward(partition):
+            derive = partial(_derive_forward, potential_fn, partition, target.params)
+        else:
+            reverse = _derive_with_scores if scores_at_once else _derive_reverse
+            derive = partial(reverse, potential_fn, target.params, rough_gradient)
         found = _components_first(blocks.over(derive, block, temperature, position))
         return found, lambda weight: jnp.einsum("jcn,jcnp->p", weight, found.scores)
 
@@ -144,23 +148,34 @@ def _goes_forward(partition: Partition) -> bool:
     return not partition.is_joint and int(partition.sizes.max()) <= _FORWARD
 
 
-def _derive_reverse(
+def _derive_with_scores(
     potential_fn: Potential,
-    partition: Partition,
     params: Array,
     rough_gradient: bool,
     temperature: Array,
     position: Array,
 ) -> Derivatives:
-    """Differentiate the potentials of all particles in reverse mode."""
+    """Differentiate the potentials of all particles in reverse mode. For one component."""
     all_fn = over_islands(jax.vmap(potential_fn))
     shared = jnp.broadcast_to(params, (*position.shape[:2], params.size))
     potential, pull = jax.vjp(all_fn, shared, temperature, position)
     pull = roughly(pull) if rough_gradient else pull
     scores, slope, gradient = pull(jnp.ones_like(potential))
-    if partition.is_joint:
-        return Derivatives(potential, gradient, slope, scores[:, :, None])
-    # Reverse mode sums the components' scores; they are wanted apart.
+    return Derivatives(potential, gradient, slope, scores[:, :, None])
+
+
+def _derive_reverse(
+    potential_fn: Potential,
+    params: Array,
+    rough_gradient: bool,
+    temperature: Array,
+    position: Array,
+) -> Derivatives:
+    """Differentiate the potentials in reverse mode, but not in the parameters."""
+    all_fn = over_islands(jax.vmap(partial(potential_fn, params)))
+    potential, pull = jax.vjp(all_fn, temperature, position)
+    pull = roughly(pull) if rough_gradient else pull
+    slope, gradient = pull(jnp.ones_like(potential))
     return Derivatives(potential, gradient, slope, _no_scores(potential, params))
 
 
@@ -170,24 +185,26 @@ def _no_scores(potential: Array, params: Array) -> Array:
 
 def evaluate_scores(
     potential_fn: Potential, target: Target, position: Array, block: int | None = None
-) -> Array:
-    """Return the scores of each component and particle, in forward mode.
+) -> tuple[Array, Array]:
+    """Return potentials and scores of each component and particle, in forward mode.
 
-    (num_islands, components, num_particles, num_params)
+    (num_islands, components, num_particles), and with a last axis of num_params.
     """
     params = target.params
     directions = np.eye(params.size, dtype=params.dtype)
     shape = (*position.shape[:2], target.temperature.shape[1])
-    if params.size == 0:
-        return jnp.zeros((shape[0], shape[2], shape[1], 0), position.dtype)
 
-    def one(heat: Array, x: Array) -> Array:
-        push = jax.linearize(lambda p: potential_fn(p, heat, x), params)[1]
-        return _push_each(push, directions).T
+    def one(heat: Array, x: Array) -> tuple[Array, Array]:
+        if params.size == 0:
+            potential = potential_fn(params, heat, x)
+            return potential, _no_scores(potential, params)
+        potential, push = jax.linearize(lambda p: potential_fn(p, heat, x), params)
+        return potential, _push_each(push, directions).T
 
     temperature = jnp.broadcast_to(target.temperature[:, None], shape)
     each = over_islands(jax.vmap(one))
-    return jnp.swapaxes(blocks.over(each, block, temperature, position), 1, 2)
+    found = blocks.over(each, block, temperature, position)
+    return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 1, 2), found)
 
 
 def _push_each(push: Callable[..., Array], *directions: np.ndarray) -> Array:
@@ -202,7 +219,6 @@ def _derive_forward(
     potential_fn: Potential,
     partition: Partition,
     params: Array,
-    rough_gradient: bool,
     temperature: Array,
     position: Array,
 ) -> Derivatives:

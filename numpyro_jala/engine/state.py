@@ -59,15 +59,30 @@ class Settings(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What is asked: a potential, and how its parameters look to an optimiser."""
+    """What is asked: a potential, and how its parameters look to an optimiser.
+
+    potential_at
+        Returns the potential near given parameters, where the coordinates of the particles
+        depend on them; None if they do not.
+    """
 
     potential_fn: Potential
+    potential_at: Callable[[Array], Potential] | None
     partition: Partition
+    scores_at_once: (
+        bool  # found along with the gradient, else apart where a plan needs them
+    )
     unravel: Callable[[Array], Tree]
     ravel: Callable[[Tree], Array]
     is_free: Array  # (num_params,), parameters on the real line
     rough_gradient: bool  # may be less precise than the potential
     block: int | None  # particles of an island to evaluate at a time, None for all
+
+    def near(self, params: Array) -> Problem:
+        """Return the problem with its potential near some parameters."""
+        if self.potential_at is None:
+            return self
+        return self._replace(potential_fn=self.potential_at(params))
 
 
 class Plan(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import jax.numpy as jnp
@@ -43,6 +44,8 @@ _MOST_REDRAWN = 2**24
 #: Most times that the maximum is sought with new draws.
 _ROUNDS = 6
 _NEWTON_STEPS, _HALVINGS = 8, 6
+#: Most times that differences are taken, each with lengths that the last one found.
+_DIFFERENCES = 3
 #: Share of their effective size that draws may keep where they serve other params.
 _COVERS = 0.3
 #: Nats to the maximum that are as good as none: a fiftieth of a standard error.
@@ -88,15 +91,21 @@ def _conclude_joint(
     run: Run, state: State, params: Array, rng_key: PRNGKey
 ) -> tuple[State, Array, Bridge, Information | None, Compared | None]:
     if _ascended(run, state):
-        params, state = _polish(run, state, params)
+        improve = _polish if run.data.mode is None else _climb
+        params, state = improve(run, state, params)
     state, clouds = _rest(run, state, params)
     gaussian, level = run.programs.ready(estimation.fit_loo)(run.fixed, clouds)
     bridge_key, draw_key = random.split(rng_key)
-    bridge = run.programs.ready(estimation.bridge_to)(
-        run.fixed, bridge_key, run.placed, params, clouds, gaussian, level
-    )
-    run.num_evaluations += CLOUDS * state.cloud.log_weight.size
-    bridge, compared = evidence.at_level(bridge, level[0]), None
+    bridge = _bridge(run, bridge_key, params, clouds, gaussian, level)
+    if run.data.mode is not None:
+        # What particles say of very many latents is noise where Laplace is nearly right.
+        plain = evidence.standard(gaussian, run.fixed.layout.partition)
+        key = random.fold_in(bridge_key, 1)
+        other = _bridge(run, key, params, clouds, plain, level)
+        bridge = min(
+            bridge, other, key=lambda each: np.nan_to_num(each.standard_error, nan=np.inf)
+        )
+    compared = None
     if mixture.serves(run.fixed.layout.partition):
         weighed = run.programs.ready(modes.weigh)(
             run.fixed, draw_key, run.placed, params, clouds, level
@@ -108,8 +117,27 @@ def _conclude_joint(
         if bool(takes_draws):
             bridge, clouds = drawn, _as_clouds(weighed, clouds)
             state = state._replace(cloud=_redrawn(state, weighed))
-    found = _inform(run, params, clouds) if run.informs else None
+    found = None
+    if run.informs and run.data.mode is not None:
+        found = _inform_by_differences(run, state, params, clouds[0])
+    elif run.informs:
+        found = _inform(run, params, clouds)
     return state, params, bridge, found, compared
+
+
+def _bridge(
+    run: Run,
+    rng_key: PRNGKey,
+    params: Array,
+    clouds: list[Cloud],
+    gaussian: evidence.Gaussian,
+    level: Array,
+) -> Bridge:
+    """Estimate the evidence by a bridge to Gaussians."""
+    run.num_evaluations += CLOUDS * clouds[0].log_weight.size
+    program = run.programs.ready(estimation.bridge_to)
+    found = program(run.fixed, rng_key, run.placed, params, clouds, gaussian, level)
+    return evidence.at_level(fetch(found), level[0])
 
 
 def _tail_shape(weighed: Weighed) -> float:
@@ -148,6 +176,58 @@ def _polish(run: Run, state: State, params: Array) -> tuple[Array, State]:
     return better, run_steps(run, state, REST, SETTLE, better, SETTLE)
 
 
+# -- one component in the coordinates of a Laplace approximation -------------------------
+
+
+def _climb(run: Run, state: State, params: Array) -> tuple[Array, State]:
+    """Climb to the maximum on particles, which follow the parameters."""
+    for index in range(_ROUNDS):
+        state = run_steps(run, state, REST, APART, params)
+        score_at = partial(_score_of, run, state.cloud)
+        found = _inform_by_differences(run, state, params, state.cloud)
+        known = information.invert(found, run.fixed.layout.is_free)
+        covariance = np.nan_to_num(known.covariance)
+        better, _ = _maximise(score_at, params, covariance, index > 0)
+        if better is params:
+            break
+        params = better
+        state = run_steps(run, state, REST, SETTLE, params, SETTLE)
+    return params, state
+
+
+def _inform_by_differences(
+    run: Run, state: State, params: Array, cloud: Cloud
+) -> Information:
+    """Find score and information on particles, which follow the parameters."""
+    score_at = partial(_score_of, run, cloud)
+    score = np.asarray(score_at(params).score, np.float64)
+    root = np.asarray(em.root(state.optim_state.complete)[0], np.float64)
+    covariance = root @ root.T
+    for _ in range(_DIFFERENCES):
+        last = covariance
+        found = _differences(score_at, params, last, np.linalg.inv(last))
+        known = information.invert(found, run.fixed.layout.is_free)
+        covariance = known.covariance
+        if not known.determined.all() or _is_alike(covariance, last):
+            break
+    return found._replace(score=score.mean(0), score_noise=_covariance_of_mean(score))
+
+
+def _is_alike(first: np.ndarray, second: np.ndarray) -> bool:
+    """Tell whether standard errors are alike, so that differences had the right lengths."""
+    ratio = np.sqrt(np.diag(first) / np.diag(second))
+    return bool(np.all(np.abs(np.log(ratio)) < 0.3))
+
+
+def _score_of(run: Run, cloud: Cloud, params: Array) -> Score:
+    """Find the score of the marginal likelihood on particles."""
+    num_particles = cloud.position.shape[0] * cloud.position.shape[1]
+    run.num_evaluations += num_particles * (1 + params.size)
+    program = run.programs.ready(estimation.score_of_particles)
+    score: Score = fetch(program(run.fixed, run.placed, params, cloud))
+    return score
+
+
 # -- several components ----------------------------------------------------------------
 
 
@@ -161,9 +241,12 @@ def _conclude_apart(
     num_draws = run.fixed.settings.num_draws
     if found is not None and _ascended(run, state):
         points = estimation.sobol_blocks(run.fixed, num_draws // _SCORE_SHARE)
+        uncertainty = information.invert(found, run.fixed.layout.is_free)
+        covariance = np.nan_to_num(uncertainty.covariance)
         for index in range(_ROUNDS):
             draws = Draws(score_key, points, *fitted)
-            better, score = _maximise(run, draws, params, found, index > 0)
+            score_at = partial(_score_at, run, draws)
+            better, score = _maximise(score_at, params, covariance, index > 0)
             if better is params:
                 break
             # Draws serve near the params where they were fitted: see whether new ones agree.
@@ -254,17 +337,23 @@ def _inform_apart(
     if not (_is_small(run) and uncertainty.determined.all()):
         return found
     complete = np.asarray(_average(run, params, clouds[0], False).curvature).mean(0)
-    drawn = _differences(run, params, draws, uncertainty.covariance, complete)
+    score_at = partial(_score_at, run, draws)
+    drawn = _differences(score_at, params, uncertainty.covariance, complete)
     return drawn if information.is_quieter(drawn, found) else found
 
 
 def _differences(
-    run: Run, params: Array, draws: Draws, covariance: np.ndarray, complete: np.ndarray
+    score_at: Callable[[Array], Score],
+    params: Array,
+    covariance: np.ndarray,
+    complete: np.ndarray,
 ) -> Information:
     """Find the information by differences of the score on common draws.
 
     Parameters
     ----------
+    score_at
+        The score at some parameters, always on the same draws.
     covariance
         Of the estimate, about: along its axes rounding is not amplified.
     complete
@@ -275,7 +364,7 @@ def _differences(
     columns = []
     for direction, length in zip(root.T, lengths, strict=True):
         ahead, behind = (
-            _score_at(run, draws, params + jnp.asarray(sign * direction, params.dtype))
+            score_at(params + jnp.asarray(sign * direction, params.dtype))
             for sign in (length, -length)
         )
         change = np.subtract(ahead.score, behind.score, dtype=np.float64)
@@ -297,7 +386,10 @@ def _score_at(run: Run, draws: Draws, params: Array) -> Score:
 
 
 def _maximise(
-    run: Run, draws: Draws, params: Array, found: Information, again: bool
+    score_at: Callable[[Array], Score],
+    params: Array,
+    covariance: np.ndarray,
+    again: bool,
 ) -> tuple[Array, np.ndarray]:
     """Climb to the maximum of the log-likelihood by Newton's method on common draws.
 
@@ -305,9 +397,7 @@ def _maximise(
     was done before on other draws, and a gain within their noise is left. Returns the
     parameters, and the score of each island there.
     """
-    uncertainty = information.invert(found, run.fixed.layout.is_free)
-    covariance = np.nan_to_num(uncertainty.covariance)
-    here = _score_at(run, draws, params)
+    here = score_at(params)
     noise = _covariance_of_mean(np.asarray(here.score, np.float64))
     enough = max(_ENOUGH, 0.5 * np.trace(covariance @ noise)) if again else _ENOUGH
     for _ in range(_NEWTON_STEPS):
@@ -318,7 +408,7 @@ def _maximise(
         # Where the likelihood is far from a quadratic, or draws do not reach.
         for _ in range(_HALVINGS):
             there = params + jnp.asarray(step, params.dtype)
-            new = _score_at(run, draws, there)
+            new = score_at(there)
             covers = new.ess >= _COVERS * here.ess
             if covers and new.log_evidence >= here.log_evidence:
                 break

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
+from jax.scipy.special import logsumexp
 
 from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.backend import blocks
@@ -20,6 +21,7 @@ from numpyro_jala.backend.precision import exactly
 from numpyro_jala.backend.sharding import on_mesh, share, spread
 from numpyro_jala.engine import smc
 from numpyro_jala.engine.resampling import systematic
+from numpyro_jala.engine.smc import Target
 from numpyro_jala.engine.weights import log_mean_exp, normalise
 from numpyro_jala.inference import evidence, importance, programs
 from numpyro_jala.inference.evidence import Bridge, Gaussian
@@ -93,8 +95,9 @@ def _potentials(fixed: Fixed, data: Data, params: Array, draws: Array) -> Array:
 
 def evaluate_draws(fixed: Fixed, data: Data, params: Array, draws: Array) -> Array:
     """Return the potentials (num_islands, components, num_draws) of the posterior."""
-    shared = jnp.broadcast_to(params, (len(draws), params.size))
-    each = partial(_potentials, fixed, data, shared)
+    potential_fn = programs.potential_at(fixed, data, params)
+    ones = jnp.ones((fixed.layout.partition.num_components,), draws.dtype)
+    each = jax.vmap(jax.vmap(partial(potential_fn, params, ones)))
     found = jnp.swapaxes(blocks.over(each, programs.block_size(fixed), draws), 1, 2)
     return jnp.where(jnp.isfinite(found), found, jnp.inf)
 
@@ -278,6 +281,32 @@ def score(fixed: Fixed, data: Data, params: Array, draws: Draws) -> Score:
 
     summed = _over_blocks(fixed, draws, second).sum(0)
     return share(Score(found.log_evidence.sum(), summed, found.ess.min()))
+
+
+@partial(jax.jit, static_argnums=0)
+@on_mesh
+@exactly
+def score_of_particles(fixed: Fixed, data: Data, params: Array, cloud: smc.Cloud) -> Score:
+    """Find the score of the marginal likelihood on particles at rest nearby."""
+    target = Target(params, jnp.ones(cloud.log_weight.shape[:2], params.dtype))
+    potential_fn, block = (
+        programs.potential_at(fixed, data, params),
+        programs.block_size(fixed),
+    )
+    potential, scores = smc.evaluate_scores(potential_fn, target, cloud.position, block)
+    log_weight = jnp.log(normalise(cloud.log_weight))
+    change = cloud.potential - potential
+    alive = jnp.isfinite(log_weight) & jnp.isfinite(change)
+    own, squares = (
+        logsumexp(jnp.where(alive, log_weight + power * change, -jnp.inf), -1)
+        for power in (1, 2)
+    )
+    pooled = log_mean_exp(own.T)
+    weight = jnp.where(alive, jnp.exp(log_weight + change - pooled[:, None]), 0.0)
+    scores = jnp.where(alive[..., None], scores, 0.0)
+    summed = jnp.einsum("jcn,jcnp->jp", weight, scores)
+    ess = jnp.exp(2 * pooled - log_mean_exp(squares.T))
+    return share(Score(pooled.sum(), summed, ess.min()))
 
 
 @partial(jax.jit, static_argnums=0)

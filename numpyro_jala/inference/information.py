@@ -116,10 +116,11 @@ def _follow(
 def _derive(question: Question, target: Target, position: Array) -> tuple[Array, Array]:
     """Return gradients and scores of particles."""
     potential_fn, partition = question[:2]
-    found, _ = smc.evaluate_model(potential_fn, partition, target, position, each=True)
-    if partition.is_joint:
+    at_once = partition.is_joint
+    found, _ = smc.evaluate_model(potential_fn, partition, target, position, True, at_once)
+    if at_once:
         return found.gradient, found.scores
-    return found.gradient, smc.evaluate_scores(potential_fn, target, position)
+    return found.gradient, smc.evaluate_scores(potential_fn, target, position)[1]
 
 
 def _where_it_helps(

@@ -59,8 +59,10 @@ def _compile_ahead(run: Run, program: Any, args: tuple[Any, ...]) -> None:
     state, number = begin(program, *args), np.asarray(0)
     params = state.target.params
     begin(programs.run_steps, *at, state, number, number, params, number)
-    if run.informs:
+    if run.informs and run.data.mode is None:
         begin(estimation.louis, *at, params, state.cloud, np.asarray(True))
+    elif run.informs:
+        begin(estimation.score_of_particles, *at, params, state.cloud)
     if run.fixed.settings.num_islands > 1:
         clouds = [state.cloud] * CLOUDS
         fitted = begin(estimation.fit_loo, run.fixed, clouds)

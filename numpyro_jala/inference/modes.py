@@ -19,6 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax, random
+from jax.scipy.special import logsumexp
 
 from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.backend.precision import exactly
@@ -27,7 +28,7 @@ from numpyro_jala.engine import linalg, mixture, smc
 from numpyro_jala.engine.mixture import CLUSTERS
 from numpyro_jala.engine.resampling import systematic
 from numpyro_jala.engine.weights import log_mean_exp, normalise
-from numpyro_jala.inference import estimation, reference
+from numpyro_jala.inference import estimation, programs
 from numpyro_jala.inference.evidence import Bridge
 from numpyro_jala.inference.programs import CLOUDS, Data, Fixed
 
@@ -125,11 +126,18 @@ def find(potential_fn: Callable[[Array], Array], starts: Array) -> Modes:
 
 
 class Weighed(NamedTuple):
-    """Draws from the last proposals, and their weights."""
+    """Draws from the last proposals, and their weights.
+
+    log_mean_seen
+        Logarithm of the mean weight that the particles would have: under the posterior,
+        where a draw has the weight :math:`w`, its mean is :math:`E[w^2] / E[w]`. Draws that
+        miss a part of the posterior do not see how unequal their weights are.
+    """
 
     position: Array  # (num_islands, num_draws, dim)
     potential: Array  # (num_islands, num_draws)
     log_weight: Array  # (num_islands, num_draws), log-ratio of target to proposal
+    log_mean_seen: Array  # ()
 
 
 def num_evaluations(fixed: Fixed) -> int:
@@ -160,12 +168,8 @@ def weigh(
         What the weights take the potentials to be higher by than zero, (1,).
     """
     search_key, *round_keys = random.split(rng_key, 1 + _ROUNDS)
-    layout = fixed.layout
-    shape = (1, _STARTS)
-    starts = reference.draw(search_key, layout, params, data.arrays, data.gaussian, shape)[
-        0
-    ]
-    potential_fn = layout.potential(data.arrays)
+    starts = programs.draw_reference(search_key, fixed, data, params, (1, _STARTS))[0]
+    potential_fn = programs.potential_at(fixed, data, params)
     one = jnp.ones((1,), starts.dtype)
     modes = find(lambda x: potential_fn(params, one, x)[0], starts)
     cloud = estimation.put_together(clouds)
@@ -177,10 +181,13 @@ def weigh(
         draws = mixture.loo_draw(key, clusters, (num_islands, num_draws))
         potential = estimation.evaluate_draws(fixed, data, params, draws)[:, 0]
         log_weight = level - potential - mixture.loo_log_density(clusters, draws)
-        return Weighed(draws, potential, log_weight), None
+        density = mixture.loo_log_density(clusters, cloud.position)
+        seen = logsumexp(level - cloud.potential[:, 0] - density, b=own / num_islands)
+        return Weighed(draws, potential, log_weight, seen), None
 
-    log_weight = jnp.log(cloud.weight[:, 0])
-    first = Weighed(cloud.position, cloud.potential[:, 0], log_weight)
+    own = cloud.weight[:, 0]
+    nothing = jnp.zeros((), own.dtype)
+    first = Weighed(cloud.position, cloud.potential[:, 0], jnp.log(own), nothing)
     found, _ = lax.scan(improve, first, jnp.stack(round_keys))
     return share(found)
 
@@ -188,11 +195,13 @@ def weigh(
 def estimate(weighed: Weighed) -> Bridge:
     """Estimate the evidence by the weights of draws, less the level.
 
-    Draws are independent, and all of them tell the error; islands are few.
+    Draws are independent, and all of them tell the error; islands are few. So do the
+    particles, which may be where no draw is.
     """
     log_weight = weighed.log_weight
     pooled = log_mean_exp(log_weight.ravel())
-    share = jnp.exp(2 * pooled - log_mean_exp(2 * log_weight.ravel()))
+    log_mean = log_mean_exp(2 * log_weight.ravel()) - pooled
+    share = jnp.exp(pooled - jnp.maximum(log_mean, weighed.log_mean_seen))
     error = jnp.sqrt((1 / share - 1) / log_weight.size)
     return Bridge(pooled, error, share, log_mean_exp(log_weight))
 
@@ -227,4 +236,6 @@ def draw_cloud(rng_key: PRNGKey, num_particles: int, weighed: Weighed) -> Weighe
     ancestors = jax.vmap(draw)(keys, weighed.log_weight)
     position = jnp.take_along_axis(weighed.position, ancestors[..., None], 1)
     potential = jnp.take_along_axis(weighed.potential, ancestors, 1)
-    return Weighed(position, potential, jnp.zeros_like(potential))
+    return weighed._replace(
+        position=position, potential=potential, log_weight=jnp.zeros_like(potential)
+    )

@@ -13,11 +13,13 @@ import jax.numpy as jnp
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
 
-from numpyro_jala._typing import Array, PRNGKey
+from numpyro_jala._typing import Array, Potential, PRNGKey
 from numpyro_jala.backend import blocks, compilation
 from numpyro_jala.backend.precision import exactly
 from numpyro_jala.backend.sharding import on_mesh
-from numpyro_jala.engine import em, sampler, smc
+from numpyro_jala.engine import em, laplace, sampler, smc
+from numpyro_jala.engine.langevin import draw_noise
+from numpyro_jala.engine.laplace import Whitening
 from numpyro_jala.engine.resampling import systematic
 from numpyro_jala.engine.smc import Target
 from numpyro_jala.engine.state import (
@@ -50,27 +52,67 @@ class Fixed(NamedTuple):
 
 
 class Data(NamedTuple):
-    """The arrays of the model, and the reference if it is not the prior."""
+    """The arrays of the model, and the reference if it is not the prior.
+
+    With a mode the particles live in the coordinates of :mod:`~numpyro_jala.engine.laplace`.
+    """
 
     arrays: list[Array]
-    gaussian: Gaussian | None
+    gaussian: Gaussian | None = None
+    mode: Array | None = None  # (dim,)
+
+    @property
+    def from_prior(self) -> bool:
+        """Whether the reference is the prior."""
+        return self.gaussian is None and self.mode is None
 
 
 def problem_of(fixed: Fixed, data: Data) -> Problem:
     """Put the model's potential and its data together."""
-    layout = fixed.layout
-    potential_fn = layout.potential(data.arrays)
-    if data.gaussian is not None:
-        potential_fn = reference.from_gaussian(potential_fn, data.gaussian)
+    layout, whitening = fixed.layout, whitening_of(fixed, data)
     return Problem(
-        potential_fn,
+        reference_path(fixed, data),
+        None if whitening is None else whitening.potential_at,
         layout.partition,
+        data.mode is None and layout.partition.is_joint,
         layout.unravel_params,
         lambda tree: ravel_pytree(tree)[0],
         jnp.asarray(layout.is_free),
         layout.rough_gradient,
         block_size(fixed),
     )
+
+
+def reference_path(fixed: Fixed, data: Data) -> Potential:
+    """Return the potentials of the components, from the reference to the posterior."""
+    potential_fn = fixed.layout.potential(data.arrays)
+    if data.gaussian is not None:
+        return reference.from_gaussian(potential_fn, data.gaussian)
+    return potential_fn
+
+
+def whitening_of(fixed: Fixed, data: Data) -> Whitening | None:
+    """Return what makes the coordinates in which particles live, if that is not theirs."""
+    layout = fixed.layout
+    if data.mode is None:
+        return None
+    assert layout.band is not None
+    potential_fn = layout.potential(data.arrays)
+    return Whitening(potential_fn, layout.partition, layout.band, data.mode)
+
+
+def potential_at(fixed: Fixed, data: Data, params: Array) -> Potential:
+    """Return the potentials of the components near some parameters."""
+    return problem_of(fixed, data).near(params).potential_fn
+
+
+def to_latents(fixed: Fixed, data: Data, params: Array, position: Array) -> Array:
+    """Return the unconstrained latents of particles."""
+    whitening = whitening_of(fixed, data)
+    if whitening is None:
+        return position
+    found = whitening.coordinates(params)
+    return laplace.to_position(found, whitening.band, position)
 
 
 def block_size(fixed: Fixed) -> int | None:
@@ -89,16 +131,27 @@ def initial_state(fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array) -> 
     layout, settings = fixed
     draw_key, state_key = random.split(rng_key)
     shape = settings.num_islands, settings.num_particles
-    position = reference.draw(draw_key, layout, params, data.arrays, data.gaussian, shape)
+    position = draw_reference(draw_key, fixed, data, params, shape)
     temperature = jnp.zeros((shape[0], layout.partition.num_components), position.dtype)
     target = Target(params, temperature)
     first = jnp.zeros((), position.dtype)
-    if data.gaussian is None:
+    if data.from_prior:
         first = layout.log_prior_mass(params, data.arrays)
     problem = problem_of(fixed, data)
     return sampler.initial_state(
         state_key, problem, settings, target, position, first, ascends=False
     )
+
+
+def draw_reference(
+    rng_key: PRNGKey, fixed: Fixed, data: Data, params: Array, shape: tuple[int, int]
+) -> Array:
+    """Draw positions (*shape, dim) from the reference."""
+    layout = fixed.layout
+    if data.mode is None:
+        return reference.draw(rng_key, layout, params, data.arrays, data.gaussian, shape)
+    noise = draw_noise(rng_key, (*shape, layout.dim), data.mode.dtype)
+    return laplace.reference_scale(layout.dim) * noise
 
 
 @partial(jax.jit, static_argnums=0, compiler_options=compilation.QUICK)
@@ -123,6 +176,10 @@ def initial_state_given(
     """Take given latents as draws from the posterior."""
     layout, settings = fixed
     flat = jax.vmap(lambda v: layout.unconstrain(params, v, data.arrays))(particles)
+    whitening = whitening_of(fixed, data)
+    if whitening is not None:
+        found = whitening.coordinates(params)
+        flat = laplace.to_whitened(found, whitening.band, flat)
     shape = settings.num_islands, settings.num_particles
     position = flat.reshape(*shape, layout.dim)
     temperature = jnp.ones((shape[0], layout.partition.num_components), position.dtype)
@@ -205,7 +262,7 @@ def constrain_draws(
     def one(key: PRNGKey, row: Array) -> dict[str, Array]:
         return fixed.layout.constrain(key, params, row, data.arrays)
 
-    return jax.vmap(jax.vmap(one))(keys, position)
+    return jax.vmap(jax.vmap(one))(keys, to_latents(fixed, data, params, position))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -219,7 +276,7 @@ def predict(
     def one(key: PRNGKey, row: Array) -> tuple[dict[str, Array], dict[str, Array]]:
         return fixed.layout.predict(key, params, row, data.arrays)
 
-    return jax.vmap(jax.vmap(one))(keys, position)
+    return jax.vmap(jax.vmap(one))(keys, to_latents(fixed, data, params, position))
 
 
 @partial(jax.jit, static_argnums=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,24 +11,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax, random
+from jax import random
 from jax.scipy.linalg import solve_triangular
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoContinuous, AutoNormal
 
 from numpyro_jala._typing import Array, Potential, PRNGKey
+from numpyro_jala.engine import banded, laplace
+from numpyro_jala.engine.banded import Band
 from numpyro_jala.engine.langevin import draw_noise
 from numpyro_jala.inference import options
 from numpyro_jala.model.density import Layout
 
-#: A Gaussian narrower than the posterior ruins the weights in its tails. Widened by this
-#: over the root of the dimension, it is equally far from the posterior in any dimension.
-_WIDEN = 0.6
 _GUIDE_STEPS = 2_000
 _GUIDE_RATE = 0.01
-_NEWTON_STEPS = 60
-#: Most latents for which the Hessian of a Laplace approximation is formed.
-_LAPLACE_LIMIT = 1_000
+#: Most latents whose second derivative may be dense.
+_DENSE_LIMIT = 4_000
 
 
 class Gaussian(NamedTuple):
@@ -57,10 +56,20 @@ def log_density(gaussian: Gaussian, position: Array) -> Array:
 
 
 class Reference(NamedTuple):
-    """A Gaussian on the unconstrained latents, or the prior where it is None."""
+    """Where annealing starts: from the prior, unless one of these is there.
+
+    gaussian
+        A distribution of the unconstrained latents.
+    mode
+        Of the posterior: particles live in the coordinates of a Laplace approximation.
+    """
 
     gaussian: Gaussian | None
+    mode: Array | None
     num_evaluations: int
+
+
+PRIOR = Reference(None, None, 0)
 
 
 def from_gaussian(potential_fn: Potential, gaussian: Gaussian) -> Potential:
@@ -100,9 +109,9 @@ def make(
 ) -> Reference:
     """Turn what the user named into a reference at the given parameters."""
     if isinstance(reference, str) and reference == "prior":
-        return Reference(None, 0)
-    if isinstance(reference, str) and reference == "laplace":
-        return laplace(layout, params, arrays)
+        return PRIOR
+    if isinstance(reference, str) and reference in ("auto", "laplace"):
+        return _from_mode(reference, layout, params, arrays)
     guide, guide_params = reference if isinstance(reference, tuple) else (reference, None)
     if not isinstance(guide, AutoContinuous | AutoNormal):
         raise ValueError(
@@ -115,11 +124,11 @@ def make(
         guide_params = _fit(guide, rng_key, layout, params, arrays)
         evaluations = _GUIDE_STEPS
     gaussian = _gaussian_of(guide, guide_params, layout)
-    return Reference(_widen(gaussian), evaluations)
+    return Reference(_widen(gaussian), None, evaluations)
 
 
 def _widen(gaussian: Gaussian) -> Gaussian:
-    widened = (1 + _WIDEN / gaussian.mean.size**0.5) * gaussian.factor
+    widened = laplace.reference_scale(gaussian.mean.size) * gaussian.factor
     return Gaussian(gaussian.mean, widened)
 
 
@@ -157,72 +166,58 @@ def _gaussian_of(guide: Any, guide_params: dict[str, Array], layout: Layout) -> 
     )
 
 
-def laplace(layout: Layout, params: Array, arrays: list[Array]) -> Reference:
-    """Return a widened Gaussian at the mode of the posterior, by damped Newton steps."""
-    dim = layout.dim
-    if dim > _LAPLACE_LIMIT:
-        raise ValueError(
-            f"reference='laplace' forms a Hessian of {dim} x {dim} latents; the limit is "
-            f"{_LAPLACE_LIMIT}. Use reference='prior' or an AutoDiagonalNormal guide."
-        )
-    mode, curvature, steps = _find_mode(layout, params, arrays)
-    values, vectors = _eigen(np.asarray(curvature, np.float64))
-    if not values.max() > 0:
-        found = np.array2string(np.asarray(mode), precision=3, threshold=8)
-        raise ValueError(
-            "reference='laplace' found no mode: the log-density has no finite, negative "
-            f"second derivative where the search ended, at unconstrained latents {found}. "
-            "Use reference='prior', or check the data."
-        )
-    values = np.maximum(values, 1e-6 * values.max())
-    covariance = (vectors / values) @ vectors.T
-    factor = jnp.asarray(np.linalg.cholesky(covariance), mode.dtype)
-    return Reference(_widen(Gaussian(mode, factor)), int(steps) * (dim + 2))
+# -- the coordinates of a Laplace approximation ------------------------------------------
 
 
-def _eigen(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return eigenvalues and vectors, all NaN where the matrix is not finite."""
-    if np.isfinite(matrix).all():
-        values, vectors = np.linalg.eigh(matrix)
-        return values, vectors
-    return np.full(len(matrix), np.nan), np.full_like(matrix, np.nan)
+def find_band(layout: Layout, params: Array, arrays: list[Array]) -> Band | None:
+    """Find where the second derivative has entries; None if they would be too many."""
+    order = layout.natural_order()
+    keys = random.split(random.key(0))
+    found = _probe(layout, keys, params, arrays, laplace.band_probes(order))
+    band = laplace.find_band(order, np.asarray(found))
+    return band if band.num_blocks > 1 or band.dim <= _DENSE_LIMIT else None
 
 
 @partial(jax.jit, static_argnums=0)
-def _find_mode(
-    layout: Layout, params: Array, arrays: list[Array]
-) -> tuple[Array, Array, Array]:
-    """Minimise by Levenberg and Marquardt's steps; return mode, Hessian, steps."""
-    position = jnp.zeros((layout.dim,), layout.anchor.dtype)
+def _probe(
+    layout: Layout, keys: PRNGKey, params: Array, arrays: list[Array], probes: Array
+) -> Array:
+    """Return products of the second derivative with some vectors, at draws of the prior."""
+    energy = _energy(layout, arrays)
+
+    def one(key: PRNGKey) -> Array:
+        point = layout.draw_prior(key, params, arrays)
+        return banded.products(partial(energy, params), point, probes)
+
+    return jax.vmap(one)(keys)
+
+
+def _energy(layout: Layout, arrays: list[Array]) -> Callable[[Array, Array], Array]:
     joint = layout.joint(arrays)
+    return lambda params, x: joint(params, jnp.ones((), x.dtype), x)
 
-    def potential(x: Array) -> Array:
-        return joint(params, jnp.ones((), x.dtype), x)
 
-    value_and_grad, hessian = jax.value_and_grad(potential), jax.hessian(potential)
-    eye = jnp.eye(position.size, dtype=position.dtype)
+def _from_mode(name: str, layout: Layout, params: Array, arrays: list[Array]) -> Reference:
+    """Find the mode, where the coordinates of a Laplace approximation have their centre."""
+    if layout.band is None:
+        return PRIOR
+    mode = _find_mode(layout, params, arrays)
+    if bool(mode.arrived):
+        evaluations = int(mode.num_steps) * (len(layout.band.probes) + 2)
+        return Reference(None, mode.position, evaluations)
+    if name == "auto":
+        return PRIOR
+    found = np.array2string(np.asarray(mode.position), precision=3, threshold=8)
+    raise ValueError(
+        "reference='laplace' found no mode: the log-density has no finite, negative "
+        f"second derivative where the search ended, at unconstrained latents {found}. "
+        "Use reference='prior', or check the data."
+    )
 
-    def unfinished(carry: Any) -> Array:
-        _, _, damping, decrease, count = carry
-        return (count < _NEWTON_STEPS) & (decrease > 1e-3) & (damping < 1e8)
 
-    def improve(carry: Any) -> Any:
-        here, value, damping, _, count = carry
-        gradient, curvature = value_and_grad(here)[1], hessian(here)
-        scale = 1e-6 + jnp.abs(jnp.diagonal(curvature))
-        step = jnp.linalg.solve(curvature + damping * eye * scale, gradient)
-        there = here - step
-        new = potential(there)
-        better = new < value
-        return (
-            jnp.where(better, there, here),
-            jnp.where(better, new, value),
-            jnp.where(better, damping / 5, damping * 4),
-            jnp.maximum(jnp.abs(gradient @ step), jnp.where(better, value - new, 0.0)),
-            count + 1,
-        )
-
-    one = jnp.ones((), position.dtype)
-    first = (position, potential(position), 1e-2 * one, 1e30 * one, jnp.zeros((), int))
-    mode, _, _, _, steps = lax.while_loop(unfinished, improve, first)
-    return mode, hessian(mode), steps
+@partial(jax.jit, static_argnums=0)
+def _find_mode(layout: Layout, params: Array, arrays: list[Array]) -> laplace.Mode:
+    assert layout.band is not None
+    start = jnp.zeros((layout.dim,), layout.anchor.dtype)
+    energy = partial(_energy(layout, arrays), params)
+    return laplace.find_mode(energy, layout.band, start)

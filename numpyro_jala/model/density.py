@@ -21,6 +21,7 @@ from numpyro.infer.util import (
 from numpyro.primitives import Messenger
 
 from numpyro_jala._typing import Array, Potential, PRNGKey, Tree
+from numpyro_jala.engine.banded import Band
 from numpyro_jala.engine.partition import Partition, joint
 from numpyro_jala.model.arguments import Call
 from numpyro_jala.model.components import Components, TermFn, Terms
@@ -112,6 +113,8 @@ class Layout:
         has a loop.
     components
         The independent components of the latents, None if there is but one.
+    band
+        Where the second derivative of the potential may have entries, if that is needed.
     """
 
     model: Callable[..., Any]
@@ -135,6 +138,7 @@ class Layout:
     rough_gradient: bool
     width: int
     components: Components | None
+    band: Band | None = None
 
     @cached_property
     def partition(self) -> Partition:
@@ -190,6 +194,16 @@ class Layout:
         owner = np.repeat(np.arange(len(names)), [np.size(shapes[name]) for name in names])
         owner = owner if self.moving is None else owner[self.moving]
         return {name: np.flatnonzero(owner == i) for i, name in enumerate(names)}
+
+    def natural_order(self) -> np.ndarray:
+        """Return the coordinates in the order of their places along the sites' first axes.
+
+        Those of several series come side by side.
+        """
+        places = np.zeros(self.dim)
+        for columns in self.columns().values():
+            places[columns] = np.arange(columns.size) / columns.size
+        return np.argsort(places, kind="stable")
 
     def label(self, coordinate: int) -> str:
         """Return the name of a coordinate of a position, as in ``u[3]``."""

@@ -8,6 +8,7 @@ from scipy.special import gammainccinv
 
 from numpyro_jala.engine.state import ANNEAL, EM_STEP, REST
 from numpyro_jala.inference import pareto
+from numpyro_jala.inference.estimation import FEW_LATENTS
 from numpyro_jala.inference.record import Result, Run
 from numpyro_jala.results.convergence import last_rise, shortfall
 from numpyro_jala.results.estimates import estimates, label_entries
@@ -128,13 +129,20 @@ def _particle_warnings(run: Run, found: dict[str, float]) -> list[str]:
     seen = run.infos(REST)
     lowest = found["ess"] if seen is None else float(seen.ess_lowest[-1])
     chance = _chance_disagreement(run, min(found["ess"], lowest))
-    if not found["rhat"] ** 2 - 1 <= 0.3 + chance:
+    disagree = not found["rhat"] ** 2 - 1 <= 0.3 + chance
+    if disagree and not _asks_draws(run):
         said.append(
             f"The islands disagree (r-hat {short(found['rhat'])}): the particles have not "
             "mixed, or the posterior has several modes. Do not trust the log-evidence; "
             f"take more particles, another parametrisation, or {_other_reference(run)}."
         )
     return said
+
+
+def _asks_draws(run: Run) -> bool:
+    """Tell whether score and evidence come from draws, not from particles."""
+    parts = run.fixed.layout.partition
+    return not parts.is_joint and int(parts.sizes.max()) <= FEW_LATENTS
 
 
 def _convergence_warnings(run: Run, found: dict[str, float]) -> list[str]:
@@ -180,7 +188,7 @@ def _chance_disagreement(run: Run, ess: float) -> float:
 
 def _other_reference(run: Run) -> str:
     """Name a reference that the run did not have."""
-    return "reference='laplace'" if run.data.gaussian is None else "reference='prior'"
+    return "reference='laplace'" if run.data.from_prior else "reference='prior'"
 
 
 def _no_bridge(run: Run) -> str:

@@ -197,7 +197,7 @@ def resting(parts, num_particles, keeps_momentum, potential_fn=None):
     def evaluate(x):
         found, score_fn = smc.evaluate_model(potential_fn, parts, target, x, True)
         if not parts.is_joint:
-            scores = smc.evaluate_scores(potential_fn, target, x)
+            scores = smc.evaluate_scores(potential_fn, target, x)[1]
             found = found._replace(scores=scores)
         return found, score_fn
 
@@ -424,7 +424,7 @@ def test_pull_back_of_weights_is_the_weighted_sum_of_scores(parts):
     scores = each.scores
     if parts is SEVERAL:  # found apart, where they are needed
         assert (scores == 0).all()
-        scores = smc.evaluate_scores(potential_fn, target, position)
+        scores = smc.evaluate_scores(potential_fn, target, position)[1]
         several = jnp.einsum("jcn,jcnp->p", weight, scores)
     else:
         several = summed(weight)
@@ -476,11 +476,12 @@ def test_scores_in_blocks_and_of_many_parameters_are_the_same():
         jax.vmap(jax.jacrev(lambda p, x: many(p, jnp.ones(3), x)), (None, 0)), (None, 0)
     )(params, position)
     for block in (None, 2):
-        found = smc.evaluate_scores(many, target, position, block)
+        found = smc.evaluate_scores(many, target, position, block)[1]
         np.testing.assert_allclose(
             found, jnp.swapaxes(expected, 1, 2), rtol=1e-4, atol=1e-5
         )
-    none = smc.evaluate_scores(many, target._replace(params=params[:0]), position)
+    without = target._replace(params=params[:0])
+    none = smc.evaluate_scores(lambda p, *rest: many(params, *rest), without, position)[1]
     assert none.shape == (2, 3, 5, 0)
 
 

@@ -126,7 +126,7 @@ def test_draws_are_resampled_by_their_weights():
     drawn = modes.draw_cloud(
         random.key(4),
         num_particles,
-        Weighed(position, position[..., 0] ** 2, 0.7 * position[..., 0]),
+        Weighed(position, position[..., 0] ** 2, 0.7 * position[..., 0], jnp.zeros(())),
     )
     assert_mean(np.asarray(drawn.position).mean((1, 2)), 0.7, 0.15)
     np.testing.assert_allclose(drawn.potential, drawn.position[..., 0] ** 2, rtol=1e-6)

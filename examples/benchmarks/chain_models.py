@@ -1,0 +1,492 @@
+"""Models whose latents form one large component: chains, crossings and fields.
+
+Each has data drawn from it, and a log-likelihood from elsewhere where there is one: a
+Kalman filter or a multivariate normal for Gaussian models, and a filter on a grid for
+chains with one latent a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.contrib.control_flow import scan
+from scipy.special import expit, gammaln
+
+Array = np.ndarray
+Params = dict[str, Array]
+POSITIVE = dist.constraints.positive
+
+
+class Case(NamedTuple):
+    """A model, params to draw data from, the arguments, and the exact log-likelihood."""
+
+    model: Callable[..., Any]
+    truth: dict[str, Any]
+    draw: Callable[[np.random.Generator], tuple[Any, ...]]
+    exact: Callable[[tuple[Any, ...], Params], float] | None
+
+
+def positive(name: str, value: float) -> Any:
+    """Declare a positive param."""
+    return numpyro.param(name, value, constraint=POSITIVE)
+
+
+# -- what is exact -----------------------------------------------------------------------
+
+
+def log_normal(y: Array, mean: Array, covariance: Array) -> float:
+    """Return the log-density of a multivariate normal distribution."""
+    factor = np.linalg.cholesky(covariance)
+    white = np.linalg.solve(factor, y - mean)
+    log_det = np.log(np.diag(factor)).sum()
+    return float(-0.5 * white @ white - log_det - 0.5 * y.size * np.log(2 * np.pi))
+
+
+def filter_grid(
+    step_sd: float,
+    persistence: float,
+    first_sd: float,
+    log_likelihood: Callable[[Array], Array],
+    num_steps: int,
+    grid: Array,
+) -> float:
+    """Filter an autoregression of one latent by quadrature on an even grid.
+
+    ``log_likelihood(grid)`` gives what each observation (row) says at each point.
+    """
+    width = grid[1] - grid[0]
+
+    def normal(x: Array, sd: float) -> Array:
+        return np.exp(-0.5 * (x / sd) ** 2) / (sd * np.sqrt(2 * np.pi)) * width
+
+    kernel = normal(grid[:, None] - persistence * grid, step_sd)
+    prior, total = normal(grid, first_sd), 0.0
+    for row in log_likelihood(grid)[:num_steps]:
+        level = row.max()
+        weight = prior * np.exp(row - level)
+        total += np.log(weight.sum()) + level
+        prior = kernel @ (weight / weight.sum())
+    return float(total)
+
+
+# -- a random walk plus noise -------------------------------------------------------------
+
+
+def walk_scan(y: Any) -> None:
+    """Write the walk as a loop."""
+    step, noise = positive("step", 1.0), positive("noise", 2.0)
+
+    def body(last: Any, row: Any) -> tuple[Any, None]:
+        x = numpyro.sample("x", dist.Normal(last, step))
+        numpyro.sample("y", dist.Normal(x, noise), obs=row)
+        return x, None
+
+    scan(body, 0.0, y)
+
+
+def walk_cumsum(y: Any) -> None:
+    """Write the walk as a sum of its steps."""
+    step, noise = positive("step", 1.0), positive("noise", 2.0)
+    with numpyro.plate("times", len(y)):
+        steps = numpyro.sample("steps", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(step * jnp.cumsum(steps), noise), obs=y)
+
+
+def kalman(args: tuple[Any, ...], params: Params) -> float:
+    """Filter a random walk plus noise."""
+    step, noise = float(params["step"]) ** 2, float(params["noise"]) ** 2
+    mean = spread = total = 0.0
+    for row in args[0].tolist():
+        spread += step
+        forecast = spread + noise
+        error, gain = row - mean, spread / forecast
+        total -= 0.5 * (np.log(2 * np.pi * forecast) + error**2 / forecast)
+        mean, spread = mean + gain * error, spread * (1 - gain)
+    return total
+
+
+def walk(model: Callable[..., Any], length: int) -> Case:
+    """Return a random walk plus noise of some length."""
+    truth = {"step": 0.5, "noise": 1.0}
+
+    def draw(rng: np.random.Generator) -> tuple[Any, ...]:
+        x = np.cumsum(truth["step"] * rng.normal(size=length))
+        return ((x + truth["noise"] * rng.normal(size=length)).astype(np.float32),)
+
+    return Case(model, truth, draw, kalman)
+
+
+# -- a local linear trend with a season ----------------------------------------------------
+
+SEASON = 12
+
+
+def trend_model(y: Any) -> None:
+    """Level, slope and a season of twelve, as innovations of a state of thirteen."""
+    sds = numpyro.param("sds", 0.3 * jnp.ones(4), constraint=POSITIVE)
+
+    def body(state: Any, row: Any) -> tuple[Any, None]:
+        level, slope, season = state
+        new_level = numpyro.sample("level", dist.Normal(level + slope, sds[0]))
+        new_slope = numpyro.sample("slope", dist.Normal(slope, sds[1]))
+        newest = numpyro.sample("season", dist.Normal(-season.sum(-1), sds[2]))
+        numpyro.sample("y", dist.Normal(new_level + newest, sds[3]), obs=row)
+        return (new_level, new_slope, jnp.append(newest, season[:-1])), None
+
+    scan(body, (0.0, 0.0, jnp.zeros(SEASON - 1)), y)
+
+
+def trend_exact(args: tuple[Any, ...], params: Params) -> float:
+    """Filter level, slope and season with matrices."""
+    sds, size = params["sds"], 1 + SEASON
+    move = np.zeros((size, size))
+    move[0, :2] = move[1, 1] = 1.0
+    move[2, 2:] = -1.0
+    move[np.arange(3, size), np.arange(2, size - 1)] = 1.0
+    noise = np.zeros((size, size))
+    noise[[0, 1, 2], [0, 1, 2]] = sds[:3] ** 2
+    seen = np.zeros(size)
+    seen[[0, 2]] = 1.0
+    mean, spread, total = np.zeros(size), np.zeros((size, size)), 0.0
+    for row in args[0].astype(float):
+        mean, spread = move @ mean, move @ spread @ move.T + noise
+        forecast = seen @ spread @ seen + sds[3] ** 2
+        error, gain = row - seen @ mean, spread @ seen / forecast
+        total -= 0.5 * (np.log(2 * np.pi * forecast) + error**2 / forecast)
+        mean, spread = mean + gain * error, spread - np.outer(gain, seen @ spread)
+    return float(total)
+
+
+def trend(length: int) -> Case:
+    """Return a local linear trend with a season."""
+    truth = {"sds": [0.3, 0.05, 0.2, 0.5]}
+
+    def draw(rng: np.random.Generator) -> tuple[Any, ...]:
+        level, slope, season, rows = 0.0, 0.0, np.zeros(SEASON - 1), []
+        for _ in range(length):
+            steps = np.array(truth["sds"]) * rng.normal(size=4)
+            level, slope = level + slope + steps[0], slope + steps[1]
+            newest = -season.sum() + steps[2]
+            season = np.append(newest, season[:-1])
+            rows.append(level + newest + steps[3])
+        return (np.array(rows, np.float32),)
+
+    return Case(trend_model, truth, draw, trend_exact)
+
+
+# -- chains that are not Gaussian -----------------------------------------------------------
+
+
+def volatility_model(y: Any) -> None:
+    """Stochastic volatility."""
+    centre = numpyro.param("centre", 0.0)
+    step = positive("step", 0.3)
+    persistence = numpyro.param(
+        "persistence", 0.9, constraint=dist.constraints.unit_interval
+    )
+    first = numpyro.sample("first", dist.Normal(0.0, step / jnp.sqrt(1 - persistence**2)))
+    numpyro.sample("y0", dist.Normal(0.0, jnp.exp((centre + first) / 2)), obs=y[0])
+
+    def body(last: Any, row: Any) -> tuple[Any, None]:
+        h = numpyro.sample("h", dist.Normal(persistence * last, step))
+        numpyro.sample("y", dist.Normal(0.0, jnp.exp((centre + h) / 2)), obs=row)
+        return h, None
+
+    scan(body, first, y[1:])
+
+
+def volatility_exact(args: tuple[Any, ...], params: Params) -> float:
+    """Filter the logarithm of the variance on a grid."""
+    step, persistence = float(params["step"]), float(params["persistence"])
+    first_sd = step / np.sqrt(1 - persistence**2)
+    grid = np.linspace(-7 * first_sd, 7 * first_sd, 1201)
+    squares = args[0].astype(float)[:, None] ** 2
+
+    def says(points: Array) -> Array:
+        h = float(params["centre"]) + points
+        return -0.5 * (np.log(2 * np.pi) + h + squares * np.exp(-h))
+
+    return filter_grid(step, persistence, first_sd, says, len(squares), grid)
+
+
+def volatility(length: int) -> Case:
+    """Return a series with stochastic volatility."""
+    truth = {"centre": -1.0, "persistence": 0.97, "step": 0.2}
+
+    def draw(rng: np.random.Generator) -> tuple[Any, ...]:
+        h, rows = truth["step"] / np.sqrt(1 - truth["persistence"] ** 2) * rng.normal(), []
+        for _ in range(length):
+            rows.append(np.exp((truth["centre"] + h) / 2) * rng.normal())
+            h = truth["persistence"] * h + truth["step"] * rng.normal()
+        return (np.array(rows, np.float32),)
+
+    return Case(volatility_model, truth, draw, volatility_exact)
+
+
+def counts_model(y: Any) -> None:
+    """Counts around a random walk."""
+    step = positive("step", 0.5)
+    base = numpyro.param("base", 0.0)
+
+    def body(last: Any, row: Any) -> tuple[Any, None]:
+        x = numpyro.sample("x", dist.Normal(last, step))
+        numpyro.sample("y", dist.Poisson(jnp.exp(base + x)), obs=row)
+        return x, None
+
+    scan(body, 0.0, y)
+
+
+def logistic_model(x: Any, y: Any) -> None:
+    """Logistic regression whose intercept walks."""
+    step = positive("step", 0.5)
+    slope = numpyro.param("slope", 0.0)
+
+    def body(last: Any, row: Any) -> tuple[Any, None]:
+        a = numpyro.sample("a", dist.Normal(last, step))
+        numpyro.sample("y", dist.Bernoulli(logits=a + slope * row[0]), obs=row[1])
+        return a, None
+
+    scan(body, 0.0, (x, y))
+
+
+def walk_grid(length: int, step: float) -> Array:
+    """Return a grid that a walk of the data's size does not leave."""
+    reach = 4.5 * step * np.sqrt(length)
+    return np.linspace(-reach, reach, 1601)
+
+
+def counts_exact(args: tuple[Any, ...], params: Params) -> float:
+    """Filter the logarithm of the rate on a grid."""
+    y, step = args[0].astype(float)[:, None], float(params["step"])
+
+    def says(points: Array) -> Array:
+        rate = float(params["base"]) + points
+        return y * rate - np.exp(rate) - gammaln(y + 1)
+
+    return filter_grid(step, 1.0, step, says, len(y), walk_grid(len(y), step))
+
+
+def logistic_exact(args: tuple[Any, ...], params: Params) -> float:
+    """Filter the intercept on a grid."""
+    x, y = (each.astype(float)[:, None] for each in args)
+    step, slope = float(params["step"]), float(params["slope"])
+
+    def says(points: Array) -> Array:
+        return -np.logaddexp(0.0, (1 - 2 * y) * (points + slope * x))
+
+    return filter_grid(step, 1.0, step, says, len(y), walk_grid(len(y), step))
+
+
+def counts(length: int) -> Case:
+    """Return counts around a random walk."""
+    truth = {"base": 1.0, "step": 0.15}
+
+    def draw(rng: np.random.Generator) -> tuple[Any, ...]:
+        x = np.cumsum(truth["step"] * rng.normal(size=length))
+        return (rng.poisson(np.exp(truth["base"] + x)).astype(np.int32),)
+
+    return Case(counts_model, truth, draw, counts_exact)
+
+
+def logistic(length: int) -> Case:
+    """Return a logistic regression whose intercept walks."""
+    truth = {"slope": 1.0, "step": 0.3}
+
+    def draw(rng: np.random.Generator) -> tuple[Any, ...]:
+        a, x = np.cumsum(truth["step"] * rng.normal(size=length)), rng.normal(size=length)
+        y = rng.random(length) < expit(a + truth["slope"] * x)
+        return x.astype(np.float32), y.astype(np.int32)
+
+    return Case(logistic_model, truth, draw, logistic_exact)
+
+
+def autoregression_model(y: Any, seen: Any) -> None:
+    """Two lags, seen with noise where it is seen."""
+    lags = numpyro.param("lags", jnp.array([0.5, 0.0]))
+    step, noise = positive("step", 0.5), positive("noise", 0.5)
+
+    def body(last: Any, row: Any) -> tuple[Any, None]:
+        x = numpyro.sample("x", dist.Normal(lags[0] * last[0] + lags[1] * last[1], step))
+        with numpyro.handlers.mask(mask=row[1]):
+            numpyro.sample("y", dist.Normal(x, noise), obs=row[0])
+        return (x, last[0]), None
+
+    scan(body, (0.0, 0.0), (y, seen))
+
+
+def autoregression_exact(args: tuple[Any, ...], params: Params) -> float:
+    """Return the density of what was seen, a multivariate normal."""
+    y, seen = args
+    length, lags = y.size, params["lags"]
+    back = np.eye(length) - lags[0] * np.eye(length, k=-1) - lags[1] * np.eye(length, k=-2)
+    root = float(params["step"]) * np.linalg.inv(back)
+    covariance = root @ root.T + float(params["noise"]) ** 2 * np.eye(length)
+    rows = np.flatnonzero(seen)
+    return log_normal(y[rows].astype(float), 0.0, covariance[np.ix_(rows, rows)])
+
+
+def autoregression(length: int) -> Case:
+    """Return an autoregression of which a fifth was not seen."""
+    truth = {"lags": [1.2, -0.4], "step": 0.5, "noise": 0.4}
+
+    def draw(rng: np.random.Generator) -> tuple[Any, ...]:
+        x = np.zeros(length + 2)
+        for t in range(2, length + 2):
+            x[t] = truth["lags"] @ x[[t - 1, t - 2]] + truth["step"] * rng.normal()
+        y = x[2:] + truth["noise"] * rng.normal(size=length)
+        return y.astype(np.float32), rng.random(length) < 0.8
+
+    return Case(autoregression_model, truth, draw, autoregression_exact)
+
+
+# -- crossings and fields ---------------------------------------------------------------------
+
+
+def crossed_model(rows: Any, columns: Any, y: Any, shape: tuple[int, int]) -> None:
+    """Two crossed effects."""
+    centre = numpyro.param("centre", 0.0)
+    sds = numpyro.param("sds", jnp.ones(3), constraint=POSITIVE)
+    u = numpyro.sample("u", dist.Normal(0.0, sds[0]).expand([shape[0]]))
+    v = numpyro.sample("v", dist.Normal(0.0, sds[1]).expand([shape[1]]))
+    numpyro.sample("y", dist.Normal(centre + u[rows] + v[columns], sds[2]), obs=y)
+
+
+def crossed_exact(args: tuple[Any, ...], params: Params) -> float:
+    """Return the density by the matrix determinant lemma."""
+    rows, columns, y, shape = args
+    sds, size = params["sds"], sum(shape)
+    design = np.zeros((y.size, size))
+    design[np.arange(y.size), rows] = design[np.arange(y.size), shape[0] + columns] = 1.0
+    design *= np.repeat(sds[:2], shape)
+    inner = np.eye(size) + design.T @ design / sds[2] ** 2
+    error = y.astype(float) - float(params["centre"])
+    projected = design.T @ error / sds[2] ** 2
+    square = error @ error / sds[2] ** 2 - projected @ np.linalg.solve(inner, projected)
+    log_det = np.linalg.slogdet(inner)[1] + 2 * y.size * np.log(sds[2])
+    return float(-0.5 * (square + log_det + y.size * np.log(2 * np.pi)))
+
+
+def crossed(shape: tuple[int, int], num_rows: int) -> Case:
+    """Return two crossed effects with normal noise."""
+    truth = {"centre": 1.0, "sds": [0.8, 0.5, 1.0]}
+
+    def draw(rng: np.random.Generator) -> tuple[Any, ...]:
+        rows, columns = (rng.integers(size, size=num_rows) for size in shape)
+        sds = truth["sds"]
+        u, v = (sd * rng.normal(size=size) for sd, size in zip(sds[:2], shape, strict=True))
+        y = truth["centre"] + u[rows] + v[columns] + sds[2] * rng.normal(size=num_rows)
+        return rows, columns, y.astype(np.float32), shape
+
+    return Case(crossed_model, truth, draw, crossed_exact)
+
+
+def items_model(y: Any) -> None:
+    """Persons who answer items, right or wrong."""
+    sds = numpyro.param("sds", jnp.ones(2), constraint=POSITIVE)
+    persons, items = y.shape
+    ability = numpyro.sample("ability", dist.Normal(0.0, sds[0]).expand([persons]))
+    ease = numpyro.sample("ease", dist.Normal(0.0, sds[1]).expand([items]))
+    numpyro.sample("y", dist.Bernoulli(logits=ability[:, None] + ease), obs=y)
+
+
+def items(persons: int, num_items: int) -> Case:
+    """Return persons who answer items."""
+    truth = {"sds": [1.0, 1.5]}
+
+    def draw(rng: np.random.Generator) -> tuple[Any, ...]:
+        ability = truth["sds"][0] * rng.normal(size=persons)
+        ease = truth["sds"][1] * rng.normal(size=num_items)
+        chance = expit(ability[:, None] + ease)
+        return ((rng.random(chance.shape) < chance).astype(np.int32),)
+
+    return Case(items_model, truth, draw, None)
+
+
+def process_kernel(x: Any, scale: Any, reach: Any, library: Any) -> Any:
+    """Return the covariance of a smooth function, a little rough for the rounding."""
+    far = library.abs(x[:, None] - x) / reach
+    smooth = (1 + 3**0.5 * far) * library.exp(-(3**0.5) * far)
+    return scale**2 * (smooth + 1e-4 * library.eye(len(x)))
+
+
+def process_model(x: Any, y: Any) -> None:
+    """A Gaussian process seen with noise."""
+    scale, reach, noise = (positive(*each) for each in PROCESS_START)
+    f = numpyro.sample(
+        "f",
+        dist.MultivariateNormal(jnp.zeros(len(x)), process_kernel(x, scale, reach, jnp)),
+    )
+    numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+
+PROCESS_START = (("scale", 1.0), ("reach", 1.0), ("noise", 1.0))
+
+
+def process_exact(args: tuple[Any, ...], params: Params) -> float:
+    """Return the density of the data, a multivariate normal."""
+    x, y = (np.asarray(each, float) for each in args)
+    scale, reach, noise = (float(params[name]) for name, _ in PROCESS_START)
+    covariance = process_kernel(x, scale, reach, np) + noise**2 * np.eye(y.size)
+    return log_normal(y, 0.0, covariance)
+
+
+def process(size: int) -> Case:
+    """Return a Gaussian process seen with noise."""
+    truth = {"noise": 0.5, "reach": 1.0, "scale": 1.5}
+
+    def draw(rng: np.random.Generator) -> tuple[Any, ...]:
+        x = np.sort(rng.uniform(0.0, 20.0, size))
+        covariance = process_kernel(x, truth["scale"], truth["reach"], np)
+        f = np.linalg.cholesky(covariance) @ rng.normal(size=size)
+        y = f + truth["noise"] * rng.normal(size=size)
+        return x.astype(np.float32), y.astype(np.float32)
+
+    return Case(process_model, truth, draw, process_exact)
+
+
+def lattice_model(y: Any) -> None:
+    """Counts on a lattice, neighbours alike."""
+    tie, base = positive("tie", 1.0), numpyro.param("base", 0.0)
+    f = numpyro.sample("f", dist.Normal(0.0, 2.0).expand(y.shape).to_event(2))
+    for axis in (0, 1):
+        change = jnp.diff(f, axis=axis)
+        numpyro.factor(f"ties{axis}", dist.Normal(0.0, tie).log_prob(change).sum())
+    numpyro.sample("y", dist.Poisson(jnp.exp(base + f)), obs=y)
+
+
+def lattice(side: int) -> Case:
+    """Return counts on a lattice."""
+    truth = {"base": 1.0, "tie": 0.4}
+
+    def draw(rng: np.random.Generator) -> tuple[Any, ...]:
+        rough = rng.normal(size=(side, side))
+        for _ in range(6):
+            rough = (rough + np.roll(rough, 1, 0) + np.roll(rough, 1, 1)) / 2
+        return (rng.poisson(np.exp(truth["base"] + 0.7 * rough / rough.std())),)
+
+    return Case(lattice_model, truth, draw, None)
+
+
+CASES = {
+    "walk_300": walk(walk_scan, 300),
+    "walk_1000": walk(walk_scan, 1_000),
+    "walk_10000": walk(walk_scan, 10_000),
+    "cumsum_300": walk(walk_cumsum, 300),
+    "cumsum_1000": walk(walk_cumsum, 1_000),
+    "trend_500": trend(500),
+    "volatility_300": volatility(300),
+    "volatility_1000": volatility(1_000),
+    "volatility_3000": volatility(3_000),
+    "counts_500": counts(500),
+    "logistic_500": logistic(500),
+    "autoregression_400": autoregression(400),
+    "crossed_400": crossed((300, 100), 3_000),
+    "items_324": items(300, 24),
+    "process_500": process(500),
+    "lattice_900": lattice(30),
+}

@@ -1,0 +1,152 @@
+"""One large component: chains and crossings, beside a Kalman filter and closed forms."""
+
+import warnings
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro.contrib.control_flow import scan
+from scipy.optimize import minimize
+
+from numpyro_jala import JALAEM
+
+POSITIVE = dist.constraints.positive
+
+
+def walk(y):
+    step = numpyro.param("step", 1.0, constraint=POSITIVE)
+    noise = numpyro.param("noise", 2.0, constraint=POSITIVE)
+
+    def body(last, row):
+        x = numpyro.sample("x", dist.Normal(last, step))
+        numpyro.sample("y", dist.Normal(x, noise), obs=row)
+        return x, None
+
+    scan(body, 0.0, y)
+
+
+def kalman(y, step, noise):
+    mean = spread = total = 0.0
+    for row in y.astype(float):
+        spread += step**2
+        forecast = spread + noise**2
+        error, gain = row - mean, spread / forecast
+        total -= 0.5 * (np.log(2 * np.pi * forecast) + error**2 / forecast)
+        mean, spread = mean + gain * error, spread * (1 - gain)
+    return total
+
+
+def draw_walk(length, seed=1):
+    rng = np.random.default_rng(seed)
+    x = np.cumsum(0.5 * rng.normal(size=length))
+    return (x + rng.normal(size=length)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    y = draw_walk(300)
+    jala = JALAEM(walk, num_particles=128)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        jala.run(random.key(0), 15, y, progress_bar=False)
+    return jala, y
+
+
+def test_a_chain_has_the_estimate_evidence_and_errors_of_a_kalman_filter(fitted):
+    jala, y = fitted
+
+    def lost(logs):
+        return -kalman(y, *np.exp(logs))
+
+    best = minimize(lost, np.zeros(2), method="BFGS", options={"gtol": 1e-6})
+    moves = 1e-3 * np.eye(2)
+    second = np.array(
+        [
+            [
+                lost(best.x + a + b)
+                - lost(best.x + a - b)
+                - lost(best.x - a + b)
+                + lost(best.x - a - b)
+                for a in moves
+            ]
+            for b in moves
+        ]
+    )
+    errors = np.sqrt(np.diag(np.linalg.inv(second / 4e-6)))
+    for i, name in enumerate(("step", "noise")):
+        estimate = float(jala.params[name])
+        assert abs(np.log(estimate) - best.x[i]) < 0.02 * errors[i]
+        ratio = float(jala.standard_errors()[name]) / estimate / errors[i]
+        assert abs(ratio - 1) < 0.02
+    exact = kalman(y, float(jala.params["step"]), float(jala.params["noise"]))
+    assert abs(jala.log_evidence - exact) < 4 * jala.log_evidence_se
+    assert jala.log_evidence_se < 0.01
+
+
+def test_draws_of_a_chain_are_those_of_the_smoother(fitted):
+    """Particles live in other coordinates: what is returned are the model's latents."""
+    jala, y = fitted
+    step, noise = (float(jala.params[name]) for name in ("step", "noise"))
+    times = np.minimum.outer(np.arange(300), np.arange(300)) + 1.0
+    prior = step**2 * times
+    gain = prior @ np.linalg.inv(prior + noise**2 * np.eye(300))
+    mean, spread = gain @ y, np.sqrt(np.diag(prior - gain @ prior))
+    draws = np.asarray(jala.to_inference_data().posterior["x"]).reshape(-1, 300)
+    z = (draws.mean(0) - mean) / spread * np.sqrt(len(draws))
+    # Particles are not quite independent.
+    assert z.std() < 2.5 and abs(z.mean()) < 1.0
+    np.testing.assert_allclose(draws.std(0) / spread, 1.0, atol=0.35)
+
+
+def test_a_chain_goes_on_from_its_last_state(fitted):
+    jala, y = fitted
+    params, evidence = dict(jala.params), jala.log_evidence
+    again = JALAEM(walk, num_particles=128)
+    again.run(random.key(1), 3, y, progress_bar=False, init_state=jala.last_state)
+    for name, value in params.items():
+        np.testing.assert_allclose(again.params[name], value, rtol=2e-3)
+    assert abs(again.log_evidence - evidence) < 0.01
+
+
+def test_crossed_effects_are_exact():
+    rng = np.random.default_rng(3)
+    shape, num_rows = (70, 50), 400
+    rows, columns = (rng.integers(size, size=num_rows) for size in shape)
+    y = (0.8 * rng.normal(size=70)[rows] + 0.5 * rng.normal(size=50)[columns]).astype(
+        np.float32
+    ) + rng.normal(size=num_rows).astype(np.float32)
+
+    def crossed(y):
+        u = numpyro.sample("u", dist.Normal(0.0, 0.8).expand([70]))
+        v = numpyro.sample("v", dist.Normal(0.0, 0.5).expand([50]))
+        numpyro.sample("y", dist.Normal(u[rows] + v[columns], 1.0), obs=y)
+
+    same = (rows[:, None] == rows) * 0.64 + (columns[:, None] == columns) * 0.25
+    covariance = same + np.eye(num_rows)
+    log_det = np.linalg.slogdet(covariance)[1]
+    square = y @ np.linalg.solve(covariance, y)
+    exact = -0.5 * (square + log_det + num_rows * np.log(2 * np.pi))
+    jala = JALAEM(crossed, num_particles=64)
+    jala.run(random.key(0), 0, y, progress_bar=False)
+    assert jala.components["num_components"] == 1
+    assert abs(jala.log_evidence - exact) < 4 * jala.log_evidence_se
+    assert jala.log_evidence_se < 0.01
+
+
+def test_latents_without_a_mode_start_from_the_prior():
+    """A funnel has no mode: its density grows without bound in the neck."""
+
+    def funnel(y):
+        log_scale = numpyro.sample("log_scale", dist.Normal(0.0, 1.0))
+        x = numpyro.sample("x", dist.Normal(0.0, jnp.exp(log_scale)).expand([110]))
+        numpyro.sample("y", dist.Normal(x, 1.0), obs=y)
+
+    y = np.random.default_rng(0).normal(size=110).astype(np.float32)
+    jala = JALAEM(funnel, num_particles=64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        jala.run(random.key(0), 0, y, progress_bar=False)
+    assert jala._run.data.from_prior
