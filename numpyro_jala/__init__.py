@@ -1,5 +1,6 @@
 """Maximum marginal likelihood and evidence for NumPyro models."""
 
+from numpyro_jala.backend.cache import set_program_cache
 from numpyro_jala.baselines.algorithms import IPLA, PGD, SFLA, SOUL
 from numpyro_jala.engine.em import divide_scores
 from numpyro_jala.jalaem import JALAEM
@@ -19,5 +20,6 @@ __all__ = [
     "likelihood_ratio_test",
     "print_comparison",
     "random_effects",
+    "set_program_cache",
 ]
 __version__ = "0.2.0"

@@ -16,7 +16,7 @@ from jax import random
 from jax.sharding import Mesh
 
 from numpyro_jala._typing import Array, PRNGKey, Tree
-from numpyro_jala.backend import sharding
+from numpyro_jala.backend import cache, sharding
 from numpyro_jala.engine import em, sampler
 from numpyro_jala.engine.partition import Partition
 from numpyro_jala.engine.state import EM_STEP, Info, Settings, State
@@ -305,26 +305,27 @@ class JALAEM(Fitter):
         options.check_ascent(num_steps, tol)
         if checkpoint is not None:
             check_path(checkpoint, checkpoint_every)
-        self._make_room()
-        model_key, fit_key, start_key = random.split(rng_key, 3)
-        start = Start(init_params, init_particles, init_log_evidence, init_state)
-        run = self._run = self._prepare(model_key, fit_key, start, args, kwargs)
-        for message in validation.model_warnings(run.trace, run.fixed.layout.is_noisy):
-            warnings.warn(message, stacklevel=2)
-        saver = state = None
-        if checkpoint is not None:
-            same = (rng_key, num_steps == 0, start, run.data.gaussian, run.data.mode)
-            saver = Checkpoint(checkpoint, checkpoint_every, identify(run, same))
-            state = saver.load(run, start_key, num_steps)
-        if state is None:
-            state = self._first_state(start_key, run, start)
-        state = loop.anneal(run, state, num_steps == 0, progress_bar, saver)
-        until = progress.schedule(run, num_steps, tol)
-        state = loop.ascend(run, state, num_steps, progress_bar, saver, until)
-        conclude(run, state)
-        for message in diagnostics.warning_messages(run):
-            warnings.warn(message, stacklevel=2)
-        return self.to_inference_data()
+        with cache.kept():
+            self._make_room()
+            model_key, fit_key, start_key = random.split(rng_key, 3)
+            start = Start(init_params, init_particles, init_log_evidence, init_state)
+            run = self._run = self._prepare(model_key, fit_key, start, args, kwargs)
+            for message in validation.model_warnings(run.trace, run.fixed.layout.is_noisy):
+                warnings.warn(message, stacklevel=2)
+            saver = state = None
+            if checkpoint is not None:
+                same = (rng_key, num_steps == 0, start, run.data.gaussian, run.data.mode)
+                saver = Checkpoint(checkpoint, checkpoint_every, identify(run, same))
+                state = saver.load(run, start_key, num_steps)
+            if state is None:
+                state = self._first_state(start_key, run, start)
+            state = loop.anneal(run, state, num_steps == 0, progress_bar, saver)
+            until = progress.schedule(run, num_steps, tol)
+            state = loop.ascend(run, state, num_steps, progress_bar, saver, until)
+            conclude(run, state)
+            for message in diagnostics.warning_messages(run):
+                warnings.warn(message, stacklevel=2)
+            return self.to_inference_data()
 
     def _prepare(
         self,

@@ -1,6 +1,9 @@
 """Settings that have to be made before JAX is imported, and a shared fit."""
 
+import atexit
 import os
+import shutil
+import tempfile
 import threading
 from importlib.metadata import version
 
@@ -10,6 +13,15 @@ FLAGS += " --xla_force_host_platform_device_count=4"
 if version("jaxlib").startswith("0.10."):  # later ones do not know it
     FLAGS += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", FLAGS)
+
+# One folder of compiled programs for all workers, and never the user's own: a temporary one,
+# or where NUMPYRO_JALA_TEST_CACHE says, so that the next run finds them too.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    programs = os.environ.get("NUMPYRO_JALA_TEST_CACHE")
+    if not programs:
+        programs = tempfile.mkdtemp(prefix="numpyro_jala-programs-")
+        atexit.register(shutil.rmtree, programs, ignore_errors=True)
+    os.environ["NUMPYRO_JALA_CACHE"] = os.path.abspath(programs)
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

@@ -18,6 +18,7 @@ import optax
 from jax import lax, random
 
 from numpyro_jala._typing import Array, PRNGKey, Tree
+from numpyro_jala.backend import cache
 from numpyro_jala.baselines import unweighted
 from numpyro_jala.baselines.unweighted import Info, Rule, State
 from numpyro_jala.engine import em
@@ -140,21 +141,22 @@ class Baseline(Fitter):
         first part; ``em_trace`` has the path itself.
         """
         options.check_num_steps(num_steps)
-        self._make_room()
-        model_key, start_key = random.split(rng_key)
-        fixed, arrays, trace = self._inspect(model_key, args, kwargs)
-        data = Data(arrays, None)
-        run = self._run = Run(fixed, data, trace, args, kwargs, 0, weighs=False)
-        for message in validation.model_warnings(trace, fixed.layout.is_noisy):
-            warnings.warn(message, stacklevel=2)
-        state = init_state
-        if state is None:
-            params = self._first_params(fixed.layout, trace, init_params)
-            state = self._begin(start_key, fixed, data, params, init_particles)
-        run_steps = partial(self._run_steps, run)
-        state = loop.take_steps(run, state, num_steps, progress_bar, run_steps)
-        self._finish(run, state, _potential(fixed, data, state))
-        return self.to_inference_data()
+        with cache.kept():
+            self._make_room()
+            model_key, start_key = random.split(rng_key)
+            fixed, arrays, trace = self._inspect(model_key, args, kwargs)
+            data = Data(arrays, None)
+            run = self._run = Run(fixed, data, trace, args, kwargs, 0, weighs=False)
+            for message in validation.model_warnings(trace, fixed.layout.is_noisy):
+                warnings.warn(message, stacklevel=2)
+            state = init_state
+            if state is None:
+                params = self._first_params(fixed.layout, trace, init_params)
+                state = self._begin(start_key, fixed, data, params, init_particles)
+            run_steps = partial(self._run_steps, run)
+            state = loop.take_steps(run, state, num_steps, progress_bar, run_steps)
+            self._finish(run, state, _potential(fixed, data, state))
+            return self.to_inference_data()
 
     def _run_steps(self, run: Run, state: State, num_steps: int) -> State:
         """Take a chunk of steps and keep what happened."""
