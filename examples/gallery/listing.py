@@ -68,7 +68,7 @@ def number(value: Any, digits: int = 2) -> str:
 def digits_of(error: float | None) -> int:
     """Return how many digits of a value make sense with this standard error."""
     if error is None or not error > 0:
-        return 2
+        return 3
     return int(np.clip(1 - np.floor(np.log10(error)), 1, 4))
 
 
@@ -86,11 +86,19 @@ def name_and_picture(name: str, entry: Entry) -> str:
     return f"`{name}`<br>[{entry.title}]({entry.after}){picture}"
 
 
+def worst(runs: list[Record]) -> str:
+    """Write the largest |z|; it is bold if one beyond three came without a warning."""
+    z = {abs(record["z"]): record for record in runs if record.get("z") is not None}
+    if not z:
+        return NOTHING
+    is_silent = any(value > 3 and not record["warnings"] for value, record in z.items())
+    return f"**{number(max(z))}**" if is_silent else number(max(z))
+
+
 def row(name: str, entry: Entry, runs: list[Record]) -> list[str]:
     """Sum up the runs of a model."""
     first, *rest = runs
     warm = [record["seconds"] for record in rest]
-    z = [abs(record["z"]) for record in runs if record.get("z") is not None]
     warned = sum(bool(record["warnings"]) for record in runs)
     failed = sum("error" in record for record in runs)
     seconds = f"{first['seconds']:.0f}" + (f" / {np.median(warm):.1f}" if warm else "")
@@ -104,7 +112,7 @@ def row(name: str, entry: Entry, runs: list[Record]) -> list[str]:
         with_error(first["log_evidence"], first["se"]),
         with_error(first["answer"], first["answer_se"]),
         entry.by if first["answer"] is not None else NOTHING,
-        number(max(z)) if z else NOTHING,
+        worst(runs),
         f"{warned} of {len(runs)}" + (f", {failed} failed" if failed else ""),
     ]
 
