@@ -5,7 +5,14 @@ TESTS ?= tests
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint types docs dist clean
+# Tests for people at work: the shape of the package, the arithmetic, and one fit.
+QUICK := $(addprefix tests/, \
+	test_house.py datasets backend/test_cache.py inference/test_pareto.py \
+	inference/test_progress.py::test_it_stops_at_the_maximum_and_says_after_how_many_steps \
+	$(addprefix engine/test_, $(addsuffix .py, \
+	em factor linalg loo partition resampling segments student weights)))
+
+.PHONY: setup demo test check lint types docs dist clean
 
 setup: $(STAMP)
 
@@ -24,6 +31,13 @@ demo: $(STAMP)
 test: $(STAMP)
 	"$(BIN)/python" -W ignore -c "import arviz"
 	"$(BIN)/python" -m pytest -n 2 $(TESTS)
+
+# The programs that it compiles are kept for the next time.
+check: $(STAMP)
+	"$(BIN)/ruff" check .
+	"$(BIN)/python" -W ignore -c "import arviz"
+	NUMPYRO_JALA_TEST_CACHE=.pytest_cache/programs \
+		"$(BIN)/python" -m pytest -q -n 2 --dist loadfile -m "not slow" $(QUICK)
 
 lint: $(STAMP)
 	"$(BIN)/ruff" check .

@@ -47,6 +47,7 @@ def end(process):
     return json.loads(out.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_what_two_processes_write_at_once_a_third_does_not_compile(tmp_path):
     first, second = map(end, [start(tmp_path), start(tmp_path)])
     third = end(start(tmp_path))
