@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import lax, random
 
 from numpyro_jala._typing import Array, Potential
 from numpyro_jala.engine import banded
@@ -37,6 +37,8 @@ _NEWTON_STEPS = 60
 _NEAR = 1e-3
 #: The first damping where a Newton step fails, in units of the diagonal.
 _DAMPING = 1e-3
+#: Most damping with which a second derivative still counts as that of a mode.
+_MOST_DAMPING = 0.1
 
 Energy: TypeAlias = Callable[[Array], Array]
 
@@ -121,8 +123,32 @@ def find_mode(energy: Energy, band: Band, start: Array) -> Mode:
         jnp.zeros((), int),
     )
     found = lax.while_loop(unfinished, improve, first)
-    arrived = (found.decrease <= _NEAR) & jnp.isfinite(found.factor.inverse).all()
+    # Where much damping is needed the potential has a saddle or a maximum.
+    arrived = (found.decrease <= _NEAR) & (found.used <= _MOST_DAMPING)
+    arrived &= jnp.isfinite(found.factor.inverse).all()
     return Mode(found.position, found.factor, found.used, arrived, found.num_steps)
+
+
+#: How far from the mode a potential is looked at, in standard deviations, and how often.
+_AWAY, _LOOKS = (1.0, 2.0, 4.0), 2
+
+
+def is_convex(energy: Energy, band: Band, mode: Mode) -> Array:
+    """Tell whether a potential is convex at some draws around its mode.
+
+    Then the posterior has one mode and no heavy tails there, and coordinates of the mode
+    serve all of it.
+    """
+    shape = (len(_AWAY) * _LOOKS, band.dim)
+    noise = random.normal(random.key(0), shape, mode.position.dtype)
+    away = jnp.repeat(jnp.asarray(_AWAY, noise.dtype), _LOOKS)[:, None] * noise
+    points = mode.position + banded.solve_transposed(mode.factor, band, away)
+
+    def one(point: Array) -> Array:
+        blocks = banded.hessian_blocks(energy, band, point)
+        return jnp.isfinite(banded.factorise(*blocks).inverse).all()
+
+    return lax.map(one, points).all()
 
 
 def coordinates(
@@ -211,7 +237,7 @@ class Whitening(NamedTuple):
 
 
 #: Widths of a band that are tried, in turn.
-_WIDTHS = (2, 8, 32)
+_WIDTHS = (2, 8, 40)
 
 
 def band_probes(order: np.ndarray) -> np.ndarray:

@@ -37,6 +37,9 @@ _SCORE_SHARE = 4
 #: Length of a difference, in standard errors if the latents were known: so far the draws
 #: serve nearly as well as where they were fitted, and rounding is a thousandth.
 _DIFFERENCE = 0.5
+#: The same for particles that follow the parameters, in standard errors of the estimate: the
+#: likelihood of a weakly determined parameter is a quadratic over a short way only.
+_SHORT_DIFFERENCE = 0.1
 #: Effective share of a component's draws below which the tail of its weights is looked at.
 _UNEQUAL = 0.2
 #: Most numbers of importance draws that particles are taken from.
@@ -205,7 +208,7 @@ def _inform_by_differences(
     covariance = root @ root.T
     for _ in range(_DIFFERENCES):
         last = covariance
-        found = _differences(score_at, params, last, np.linalg.inv(last))
+        found = _differences(score_at, params, last, _SHORT_DIFFERENCE)
         known = information.invert(found, run.fixed.layout.is_free)
         covariance = known.covariance
         if not known.determined.all() or _is_alike(covariance, last):
@@ -338,7 +341,9 @@ def _inform_apart(
         return found
     complete = np.asarray(_average(run, params, clouds[0], False).curvature).mean(0)
     score_at = partial(_score_at, run, draws)
-    drawn = _differences(score_at, params, uncertainty.covariance, complete)
+    root = np.linalg.cholesky(uncertainty.covariance)
+    known = np.sqrt(np.maximum(np.diag(root.T @ complete @ root), 1.0))
+    drawn = _differences(score_at, params, uncertainty.covariance, _DIFFERENCE / known)
     return drawn if information.is_quieter(drawn, found) else found
 
 
@@ -346,7 +351,7 @@ def _differences(
     score_at: Callable[[Array], Score],
     params: Array,
     covariance: np.ndarray,
-    complete: np.ndarray,
+    lengths: np.ndarray | float,
 ) -> Information:
     """Find the information by differences of the score on common draws.
 
@@ -356,13 +361,13 @@ def _differences(
         The score at some parameters, always on the same draws.
     covariance
         Of the estimate, about: along its axes rounding is not amplified.
-    complete
-        The information if the latents were known.
+    lengths
+        Of the differences along these axes, in standard errors.
     """
     root = np.linalg.cholesky(covariance)
-    lengths = _DIFFERENCE / np.sqrt(np.maximum(np.diag(root.T @ complete @ root), 1.0))
     columns = []
-    for direction, length in zip(root.T, lengths, strict=True):
+    each = np.broadcast_to(lengths, len(root))
+    for direction, length in zip(root.T, each, strict=True):
         ahead, behind = (
             score_at(params + jnp.asarray(sign * direction, params.dtype))
             for sign in (length, -length)

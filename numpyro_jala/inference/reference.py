@@ -201,8 +201,8 @@ def _from_mode(name: str, layout: Layout, params: Array, arrays: list[Array]) ->
     """Find the mode, where the coordinates of a Laplace approximation have their centre."""
     if layout.band is None:
         return PRIOR
-    mode = _find_mode(layout, params, arrays)
-    if bool(mode.arrived):
+    mode, is_convex = _find_mode(layout, params, arrays)
+    if bool(mode.arrived) and (name == "laplace" or bool(is_convex)):
         evaluations = int(mode.num_steps) * (len(layout.band.probes) + 2)
         return Reference(None, mode.position, evaluations)
     if name == "auto":
@@ -216,8 +216,11 @@ def _from_mode(name: str, layout: Layout, params: Array, arrays: list[Array]) ->
 
 
 @partial(jax.jit, static_argnums=0)
-def _find_mode(layout: Layout, params: Array, arrays: list[Array]) -> laplace.Mode:
+def _find_mode(
+    layout: Layout, params: Array, arrays: list[Array]
+) -> tuple[laplace.Mode, Array]:
     assert layout.band is not None
     start = jnp.zeros((layout.dim,), layout.anchor.dtype)
     energy = partial(_energy(layout, arrays), params)
-    return laplace.find_mode(energy, layout.band, start)
+    mode = laplace.find_mode(energy, layout.band, start)
+    return mode, laplace.is_convex(energy, layout.band, mode)

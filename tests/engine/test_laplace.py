@@ -109,12 +109,32 @@ def test_a_mode_is_found_from_afar_and_where_newton_steps_would_fail():
     np.testing.assert_allclose(mode.position, 3.0, atol=0.02)
 
 
-def test_without_a_mode_none_is_found():
-    mode = laplace.find_mode(lambda x: -jnp.sum(x**2), Band(np.arange(3), 3), jnp.ones(3))
+@pytest.mark.parametrize("start", [0.0, 1.0])
+def test_without_a_mode_none_is_found(start):
+    mode = laplace.find_mode(
+        lambda x: -jnp.sum(x**2), Band(np.arange(3), 3), start + jnp.zeros(3)
+    )
     assert not bool(mode.arrived)
 
 
-@pytest.mark.parametrize("lag, width", [(1, 2), (2, 2), (5, 8), (20, 32), (50, 300)])
+@pytest.mark.parametrize("centre, expected", [(6.0, True), (0.5, False)])
+def test_a_potential_is_known_to_be_convex_around_its_mode(centre, expected):
+    """A product of two latents, which is convex only where data say much of it."""
+
+    def energy(x):
+        return (
+            0.5 * jnp.sum(x**2) / 4
+            + 0.5 * 100.0 * jnp.sum((x[:-1] - x[1:]) ** 2) * (centre > 1)
+            + 0.5 * jnp.sum((x[1:] * x[:-1] - centre**2) ** 2) * (centre < 1)
+        )
+
+    band = Band(np.arange(20), 1)
+    mode = laplace.find_mode(energy, band, centre * jnp.ones(20))
+    assert bool(mode.arrived)
+    assert bool(laplace.is_convex(energy, band, mode)) == expected
+
+
+@pytest.mark.parametrize("lag, width", [(1, 2), (2, 2), (5, 8), (20, 40), (50, 300)])
 def test_the_width_of_a_band_is_found_in_any_order(lag, width):
     dim = 300
     order = np.random.default_rng(0).permutation(dim)
