@@ -187,9 +187,10 @@ def _climb(run: Run, state: State, params: Array) -> tuple[Array, State]:
     for index in range(_ROUNDS):
         state = run_steps(run, state, REST, APART, params)
         score_at = partial(_score_of, run, state.cloud)
-        found = _inform_by_differences(run, state, params, state.cloud)
-        known = information.invert(found, run.fixed.layout.is_free)
-        covariance = np.nan_to_num(known.covariance)
+        if index == 0:
+            found = _inform_by_differences(run, state, params, state.cloud)
+            known = information.invert(found, run.fixed.layout.is_free)
+            covariance = np.nan_to_num(known.covariance)
         better, _ = _maximise(score_at, params, covariance, index > 0)
         if better is params:
             break
