@@ -43,6 +43,8 @@ from numpyro_jala.results import diagnostics
 _MOST_DENSE = {"auto": 256, "dense": sys.maxsize, "diagonal": 0, None: None}
 #: One component of more latents than this starts from a Gaussian at its mode.
 _MANY_LATENTS = 100
+#: Most latents whose second derivative may be dense, if that was asked for and by default.
+_LAPLACE_LIMITS = 4_000, 1_000
 #: Draws of each island for importance sampling, of small components and of larger ones.
 _NUM_DRAWS, _NUM_DRAWS_LARGE = 512, 2048
 #: Particles by default, for one component and for very many.
@@ -79,8 +81,14 @@ class Fit(NamedTuple):
     state: State
 
 
-def _check_components(state: State, partition: Partition) -> None:
-    """Check that a state has the components that the model is seen to have."""
+def _check_state(state: State, partition: Partition) -> None:
+    """Check that a state's particles are latents, in the components of the model."""
+    if state.mode is not None:
+        raise ValueError(
+            "The particles of the state live in the coordinates of a Laplace "
+            "approximation, which init, update and finish do not know. Continue by "
+            "run(..., init_state=...), or run with reference='prior'."
+        )
     given, found = state.target.temperature.shape[-1], partition.num_components
     if given != found:
         raise ValueError(
@@ -227,7 +235,7 @@ class JALAEM(Fitter):
     def update(self, state: State, *args: Any, **kwargs: Any) -> tuple[State, Info]:
         """Take one EM step: move the parameters, then the particles."""
         problem, settings = self._problem(args, kwargs)
-        _check_components(state, problem.partition)
+        _check_state(state, problem.partition)
         stage = jnp.asarray(EM_STEP)
         goal = state.target.params
         with sharding.over(self.mesh):
@@ -249,7 +257,7 @@ class JALAEM(Fitter):
         """
         options.check_can_bridge(self.num_islands)
         fixed, arrays, _ = self._inspect(random.key(0), args, kwargs, is_pure=True)
-        _check_components(state, fixed.layout.partition)
+        _check_state(state, fixed.layout.partition)
         found = settling.settle(fixed, Data(arrays, None), state)
         params, log_evidence, error, state = found
         return Fit(fixed.layout.constrain_params(params), log_evidence, error, state)
@@ -338,23 +346,37 @@ class JALAEM(Fitter):
         """Look at the model, and fit the reference if there is one to fit."""
         fixed, arrays, trace = self._inspect(model_key, args, kwargs)
         first = self._first_params(fixed.layout, trace, start.params)
-        chosen, fitted = self._with_band(fixed, first, arrays), reference.PRIOR
-        given = start.state is not None or start.particles is not None
-        if chosen.layout.band is not None or not given:
-            fitted = reference.make(self.reference, fit_key, chosen.layout, first, arrays)
-        chosen = fixed if fitted.mode is None else chosen
+        if start.state is not None:
+            fitted = reference.Reference(None, start.state.mode, 0)
+        elif start.particles is not None:
+            fitted = reference.PRIOR
+        else:
+            layout = fixed.layout
+            if self._starts_at_mode(layout.partition):
+                layout = self._with_band(fixed, first, arrays).layout
+            fitted = reference.make(self.reference, fit_key, layout, first, arrays)
+        if fitted.mode is not None:
+            fixed = self._with_band(fixed, first, arrays)
         data = Data(arrays, fitted.gaussian, fitted.mode)
-        return Run(chosen, data, trace, args, kwargs, fitted.num_evaluations)
+        return Run(fixed, data, trace, args, kwargs, fitted.num_evaluations)
+
+    def _starts_at_mode(self, partition: Partition) -> bool:
+        """Tell whether the particles are to live in the coordinates of the mode."""
+        if not isinstance(self.reference, str) or self.reference != "auto":
+            return isinstance(self.reference, str) and self.reference == "laplace"
+        # What is asked to move in its own way, as the paper's algorithm does, is let.
+        adapts = self.preconditioner == "auto" and self.step_size is None
+        is_large = partition.is_joint and partition.dim > _MANY_LATENTS
+        return adapts and is_large and self.num_islands > 1
 
     def _with_band(self, fixed: Fixed, params: Array, arrays: list[Array]) -> Fixed:
-        """Find the band of the latents, if they are to live in Laplace's coordinates."""
-        layout, parts = fixed.layout, fixed.layout.partition
-        by_name = self.reference if isinstance(self.reference, str) else ""
-        is_large = parts.is_joint and parts.dim > _MANY_LATENTS
-        if not (by_name == "laplace" or (by_name == "auto" and is_large)):
-            return fixed
+        """Find the band of the latents."""
+        layout = fixed.layout
+        if not self._fixed:  # programs were forgotten
+            self._banded.clear()
         if layout not in self._banded:
-            band = reference.find_band(layout, params, arrays)
+            most = _LAPLACE_LIMITS[self.reference == "auto"]
+            band = reference.find_band(layout, params, arrays, most)
             found = replace(layout, band=band)
             self._banded[layout] = Fixed(found, self._settings(found))
         return self._banded[layout]

@@ -20,7 +20,8 @@ from numpyro.infer import MCMC, NUTS
 from problems import Evidence
 
 from numpyro_jala import JALAEM
-from numpyro_jala.inference import reference
+from numpyro_jala.engine import laplace as laplace_coordinates
+from numpyro_jala.engine.banded import Band
 from numpyro_jala.model.inspection import lay_out
 from numpyro_jala.model.sites import run_once
 
@@ -41,7 +42,7 @@ class Density(NamedTuple):
     dim: int
     tempered: Callable[[Any, Any], Any]  # (temperature, position) -> potential
     draw_prior: Callable[[Any], Any]  # key -> position
-    find_mode: Callable[[], Any]  # () -> mode, second derivative, steps
+    find_mode: Callable[[], Any]  # () -> mode, factor of the covariance there, steps
 
     def potential(self, position: Any) -> Any:
         """Return minus the log joint density."""
@@ -55,11 +56,19 @@ def density_of(problem: Evidence) -> Density:
     arrays = [jnp.asarray(array) for array in problem.args]
     none = layout.init_params
     joint = layout.joint(arrays)
+    dense = Band(np.arange(layout.dim), layout.dim)
+
+    def find_mode() -> Any:
+        found = laplace_coordinates.find_mode(
+            lambda x: joint(none, jnp.ones(()), x), dense, jnp.zeros(layout.dim)
+        )
+        return found.position, found.factor.inverse[0].T, found.num_steps
+
     return Density(
         layout.dim,
         lambda temperature, position: joint(none, temperature, position),
         lambda key: layout.draw_prior(key, none, arrays),
-        lambda: reference._find_mode(layout, none, arrays),
+        jax.jit(find_mode),
     )
 
 
@@ -89,8 +98,7 @@ def laplace(problem: Evidence, size: int) -> Peer:
 
     @jax.jit
     def search() -> Any:
-        mode, curvature, steps = density.find_mode()
-        return mode, jnp.linalg.inv(jnp.linalg.cholesky(curvature)).T, steps
+        return density.find_mode()
 
     @jax.jit
     def weigh(key: Any, mode: Any, root: Any) -> Any:

@@ -71,6 +71,7 @@ class _Search(NamedTuple):
     used: Array  # the damping of the factor
     damping: Array  # the next one to try
     decrease: Array
+    bent: Array  # whether the second derivative was not positive definite
     num_steps: Array
 
 
@@ -81,15 +82,20 @@ def _damped_factor(energy: Energy, band: Band, x: Array, damping: Array) -> Band
     return banded.factorise(diagonal + added, below)
 
 
-def find_mode(energy: Energy, band: Band, start: Array) -> Mode:
-    """Minimise by damped Newton steps."""
+def find_mode(energy: Energy, band: Band, start: Array, if_convex: bool = False) -> Mode:
+    """Minimise by damped Newton steps.
+
+    With ``if_convex`` the search ends where the second derivative is not positive definite,
+    which may be long before it would find that there is no mode.
+    """
 
     def unfinished(search: _Search) -> Array:
         more = (search.decrease > _NEAR) | ~jnp.isfinite(search.decrease)
-        return (search.num_steps < _NEWTON_STEPS) & more & (search.damping < 1e8)
+        more &= (search.num_steps < _NEWTON_STEPS) & (search.damping < 1e8)
+        return more & ~(if_convex & search.bent)
 
     def improve(search: _Search) -> _Search:
-        here, value, kept, used, damping, _, count = search
+        here, value, kept, used, damping, _, bent, count = search
         gradient = jax.grad(energy)(here)
         factor = _damped_factor(energy, band, here, damping)
         step = banded.solve(factor, band, gradient)
@@ -107,6 +113,7 @@ def find_mode(energy: Energy, band: Band, start: Array) -> Mode:
             jnp.where(better, damping, used),
             jnp.where(better, jnp.where(damping > 1e-5, damping / 5, 0.0), worse),
             jnp.where(better, jnp.maximum(decrement, value - new), jnp.inf),
+            bent | ((damping == 0) & ~jnp.isfinite(factor.inverse).all()),
             count + 1,
         )
 
@@ -120,6 +127,7 @@ def find_mode(energy: Energy, band: Band, start: Array) -> Mode:
         zero,
         zero,
         zero + jnp.inf,
+        jnp.asarray(False),
         jnp.zeros((), int),
     )
     found = lax.while_loop(unfinished, improve, first)

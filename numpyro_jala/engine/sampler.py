@@ -306,6 +306,7 @@ def step(
         factor=_refresh_factor(problem, settings, state, cloud),
         optim_state=state.optim_state,
         mean_params=jnp.where(way.ascending, mean, target.params),
+        mode=state.mode,
     )
     planned, optim_state = _plan(problem, settings, moved, score_fn, stage, needed)
     cloud, resampled = _resample(problem, settings, resample_key, cloud, fixed_target)

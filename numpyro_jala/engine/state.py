@@ -124,6 +124,9 @@ class State(NamedTuple):
         Of the Optax optimiser, if there is one.
     mean_params
         The average of the parameters over the last EM steps.
+    mode
+        Near that of the posterior, if the particles live in the coordinates of
+        :mod:`~numpyro_jala.engine.laplace`; None if they are latents.
     """
 
     rng_key: PRNGKey
@@ -136,6 +139,7 @@ class State(NamedTuple):
     factor: Factor
     optim_state: Any
     mean_params: Array  # (num_params,)
+    mode: Array | None = None  # (dim,)
 
 
 class Info(NamedTuple):

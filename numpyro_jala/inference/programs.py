@@ -138,9 +138,10 @@ def initial_state(fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array) -> 
     if data.from_prior:
         first = layout.log_prior_mass(params, data.arrays)
     problem = problem_of(fixed, data)
-    return sampler.initial_state(
+    state = sampler.initial_state(
         state_key, problem, settings, target, position, first, ascends=False
     )
+    return state._replace(mode=data.mode)
 
 
 def draw_reference(
@@ -185,9 +186,10 @@ def initial_state_given(
     temperature = jnp.ones((shape[0], layout.partition.num_components), position.dtype)
     target = Target(params, temperature)
     problem = problem_of(fixed, data)
-    return sampler.initial_state(
+    state = sampler.initial_state(
         rng_key, problem, settings, target, position, log_evidence, ascends=True
     )
+    return state._replace(mode=data.mode)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -25,8 +25,6 @@ from numpyro_jala.model.density import Layout
 
 _GUIDE_STEPS = 2_000
 _GUIDE_RATE = 0.01
-#: Most latents whose second derivative may be dense.
-_DENSE_LIMIT = 4_000
 
 
 class Gaussian(NamedTuple):
@@ -169,13 +167,15 @@ def _gaussian_of(guide: Any, guide_params: dict[str, Array], layout: Layout) -> 
 # -- the coordinates of a Laplace approximation ------------------------------------------
 
 
-def find_band(layout: Layout, params: Array, arrays: list[Array]) -> Band | None:
+def find_band(
+    layout: Layout, params: Array, arrays: list[Array], most_dense: int
+) -> Band | None:
     """Find where the second derivative has entries; None if they would be too many."""
     order = layout.natural_order()
     keys = random.split(random.key(0))
     found = _probe(layout, keys, params, arrays, laplace.band_probes(order))
     band = laplace.find_band(order, np.asarray(found))
-    return band if band.num_blocks > 1 or band.dim <= _DENSE_LIMIT else None
+    return band if band.num_blocks > 1 or band.dim <= most_dense else None
 
 
 @partial(jax.jit, static_argnums=0)
@@ -201,7 +201,7 @@ def _from_mode(name: str, layout: Layout, params: Array, arrays: list[Array]) ->
     """Find the mode, where the coordinates of a Laplace approximation have their centre."""
     if layout.band is None:
         return PRIOR
-    mode, is_convex = _find_mode(layout, params, arrays)
+    mode, is_convex = _find_mode(layout, params, arrays, name == "auto")
     if bool(mode.arrived) and (name == "laplace" or bool(is_convex)):
         evaluations = int(mode.num_steps) * (len(layout.band.probes) + 2)
         return Reference(None, mode.position, evaluations)
@@ -215,12 +215,12 @@ def _from_mode(name: str, layout: Layout, params: Array, arrays: list[Array]) ->
     )
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=(0, 3))
 def _find_mode(
-    layout: Layout, params: Array, arrays: list[Array]
+    layout: Layout, params: Array, arrays: list[Array], if_convex: bool
 ) -> tuple[laplace.Mode, Array]:
     assert layout.band is not None
     start = jnp.zeros((layout.dim,), layout.anchor.dtype)
     energy = partial(_energy(layout, arrays), params)
-    mode = laplace.find_mode(energy, layout.band, start)
+    mode = laplace.find_mode(energy, layout.band, start, if_convex)
     return mode, laplace.is_convex(energy, layout.band, mode)

@@ -111,6 +111,23 @@ def test_a_chain_goes_on_from_its_last_state(fitted):
     assert abs(again.log_evidence - evidence) < 0.01
 
 
+def test_the_pure_interface_does_not_take_whitened_particles_for_latents(fitted):
+    jala, y = fitted
+    for step in (jala.update, jala.finish):
+        with pytest.raises(ValueError, match="coordinates of a Laplace"):
+            step(jala.last_state, y)
+
+
+def test_what_moves_in_its_own_way_stays_with_its_latents():
+    y = draw_walk(150)
+    paper = dict(num_islands=1, step_size=0.1, preconditioner=None, num_particles=16)
+    jala = JALAEM(walk, **paper)
+    first = {"x": np.broadcast_to(y, (16, 150))}
+    with pytest.warns(UserWarning, match="not converged"):  # after a single step
+        jala.run(random.key(0), 1, y, progress_bar=False, init_particles=first)
+    assert jala._run.data.mode is None and jala.last_state.mode is None
+
+
 def test_crossed_effects_are_exact():
     rng = np.random.default_rng(3)
     shape, num_rows = (70, 50), 400
