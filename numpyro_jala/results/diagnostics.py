@@ -130,7 +130,7 @@ def _particle_warnings(run: Run, found: dict[str, float]) -> list[str]:
     lowest = found["ess"] if seen is None else float(seen.ess_lowest[-1])
     chance = _chance_disagreement(run, min(found["ess"], lowest))
     disagree = not found["rhat"] ** 2 - 1 <= 0.3 + chance
-    if disagree and not _asks_draws(run):
+    if disagree and (not _asks_draws(run) or failure(run)):
         said.append(
             f"The islands disagree (r-hat {short(found['rhat'])}): the particles have not "
             "mixed, or the posterior has several modes. Do not trust the log-evidence; "

@@ -157,7 +157,7 @@ def test_only_gradients_may_be_rough():
 
     def evaluate(position, rough):
         arguments = problem.potential_fn, problem.partition, target, position
-        return smc.evaluate_model(*arguments, True, rough)[0]
+        return smc.evaluate_model(*arguments, True, rough_gradient=rough)[0]
 
     def found(rough):
         jaxpr = jax.make_jaxpr(lambda x: evaluate(x, rough))(jnp.zeros((2, 4, 3)))

@@ -167,3 +167,35 @@ def test_particles_in_the_wrong_proportion_are_said_and_mended():
     assert found["bridge_log_evidence"] < exact - 0.2
     assert found["pareto_k"] < 0.7
     assert 0.15 < np.mean(np.asarray(data.posterior["x"])[..., 0] > 0) < 0.5
+
+
+def test_draws_that_miss_what_particles_have_found_are_not_taken():
+    """The neck of a funnel: draws from no mixture of wide Gaussians get there."""
+    y = np.array([0.3, -1.2, 0.8, 0.1, -0.4, 1.5, -0.7, 0.2, 0.6], np.float32)
+
+    def funnel(y):
+        v = numpyro.sample("v", dist.Normal(0.0, 3.0))
+        with numpyro.plate("row", len(y)):
+            x = numpyro.sample("x", dist.Normal(0.0, jnp.exp(v / 2)))
+            numpyro.sample("y", dist.Normal(x, 1.0), obs=y)
+
+    v = np.linspace(-30, 30, 20_001)
+    log_likelihood = stats.norm.logpdf(y[:, None], 0.0, np.sqrt(1 + np.exp(v))).sum(0)
+    mass = np.exp(log_likelihood + stats.norm.logpdf(v, 0.0, 3.0))
+    exact = np.log(mass.sum() * (v[1] - v[0]))
+    jala = JALAEM(funnel)
+    for seed in (1, 2):
+        jala.run(random.key(seed), 0, y, progress_bar=False)
+        assert abs(jala.log_evidence - exact) < 4 * jala.log_evidence_se < 0.5
+
+
+def test_the_error_of_draws_is_not_less_than_particles_say():
+    draws = random.normal(random.key(0), (8, 200))
+    weighed = Weighed(draws[..., None], draws, 0.1 * draws, jnp.asarray(-5.0))
+    plain = modes.estimate(weighed)
+    # Posterior weights of e² in the mean: an effective share of e⁻² of the draws.
+    warned = modes.estimate(weighed._replace(log_mean_seen=plain.log_evidence + 2.0))
+    np.testing.assert_allclose(warned.overlap, np.exp(-2.0), rtol=1e-4)
+    expected = np.sqrt((np.exp(2.0) - 1) / draws.size)
+    np.testing.assert_allclose(warned.standard_error, expected, rtol=1e-4)
+    assert plain.overlap > 0.95
