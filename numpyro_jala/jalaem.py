@@ -127,8 +127,10 @@ class JALAEM(Fitter):
     ess_threshold
         Resample an island when its effective sample size is below this share; 0: never.
     reference
-        Where annealing starts: "prior", "laplace", a Gaussian autoguide, which is then
-        fitted, or a pair of one and its fitted params.
+        Where annealing starts: "prior"; "laplace", a Gaussian at the mode, in whose
+        coordinates the particles then live; "auto", which is the first for few latents and
+        the second for one large component with a convex potential; a Gaussian autoguide,
+        which is then fitted, or a pair of one and its fitted params.
     annealing_effort
         Multiplies the number of annealing moves. More of them reduce the error of the
         evidence along the path, which matters with thousands of latents.

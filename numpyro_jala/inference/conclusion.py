@@ -102,7 +102,7 @@ def _conclude_joint(
     bridge = _bridge(run, bridge_key, params, clouds, gaussian, level)
     if run.data.mode is not None:
         # What particles say of very many latents is noise where Laplace is nearly right.
-        plain = evidence.standard(gaussian, run.fixed.layout.partition)
+        plain = evidence.standard(gaussian)
         key = random.fold_in(bridge_key, 1)
         other = _bridge(run, key, params, clouds, plain, level)
         bridge = min(

@@ -62,7 +62,7 @@ def fit_loo(
     return Gaussian(partition.join(means)[:, 0], factor)
 
 
-def standard(like: Gaussian, partition: Partition) -> Gaussian:
+def standard(like: Gaussian) -> Gaussian:
     """Return the standard normal distribution, in arrays of the same shapes."""
     zero = jnp.zeros_like(like.mean)
 
