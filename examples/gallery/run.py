@@ -23,7 +23,6 @@ from jax import random
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "benchmarks")]
 from entry import Entry  # noqa: E402
-from picture import draw  # noqa: E402
 from records import emit  # noqa: E402
 
 from numpyro_jala import JALAEM  # noqa: E402
@@ -123,6 +122,8 @@ def main(names: list[str], num_seeds: int, pictures: Path | None) -> None:
             if idata is None and seed == 0:
                 break  # refused: it would be with any key
             if seed == 0 and pictures is not None and entry.shown is not None:
+                from picture import draw  # needs matplotlib, and nothing else does
+
                 draw(idata["posterior"][entry.shown], pictures / f"{name}.png")
 
 
