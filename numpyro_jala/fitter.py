@@ -18,8 +18,9 @@ from numpyro_jala.engine.state import Problem, Settings
 from numpyro_jala.inference import options
 from numpyro_jala.inference.programs import Data, Fixed, problem_of
 from numpyro_jala.model import validation
-from numpyro_jala.model.arguments import Frozen, split_call
+from numpyro_jala.model.arguments import Frozen, as_jax_arrays, split_call
 from numpyro_jala.model.density import Layout
+from numpyro_jala.model.enumeration import OwnInfer
 from numpyro_jala.model.inspection import components_of, lay_out
 from numpyro_jala.model.sites import SiteRecorder, Trace, is_data, run_once
 from numpyro_jala.results.fitted import Results
@@ -83,13 +84,13 @@ class Fitter(Results, ABC):
         kwargs: dict[str, Any],
         splits: bool,
     ) -> tuple[Fixed, list[Array], Trace]:
-        watch = SiteRecorder()
         try:
-            with watch:
-                trace = run_once(self.model, rng_key, args, kwargs)
-        except Exception as error:
-            said = validation.describe_failure(error, watch.last_site, watch.drawn)
-            raise ValueError(said) from error
+            trace = self._run_first(rng_key, args, kwargs)
+        except ValueError as error:
+            if not isinstance(error.__cause__, validation.NUMPY_MET_TRACER):
+                raise
+            args, kwargs = as_jax_arrays((args, kwargs))
+            trace = self._run_first(rng_key, args, kwargs)
         validation.check_sites(trace)
         call, arrays = split_call(args, kwargs, keep_arrays=False)
         shapes = tuple((a.shape, str(a.dtype)) for a in arrays)
@@ -103,7 +104,8 @@ class Fitter(Results, ABC):
             whole = split_call(args, kwargs, keep_arrays=True)[0]
             if (whole, splits) in self._fixed:
                 return self._fixed[whole, splits], [], trace
-        layout = lay_out(self.model, trace, args, kwargs, self.matmul_precision, splits)
+        model = OwnInfer(self.model)
+        layout = lay_out(model, trace, args, kwargs, self.matmul_precision, splits)
         fixed = Fixed(layout, self._settings(layout))
         keeps_arrays = layout.call != call
         # What was made while JAX traces holds tracers, and serves only to name sites.
@@ -113,6 +115,18 @@ class Fitter(Results, ABC):
         if key is not None and not keeps_arrays:
             self._variants[key] = {_digest(arrays): fixed}
         return fixed, [] if keeps_arrays else arrays, trace
+
+    def _run_first(
+        self, rng_key: PRNGKey, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Trace:
+        """Run the model, and say where it fails, if it does."""
+        watch = SiteRecorder()
+        try:
+            with watch:
+                return run_once(OwnInfer(self.model), rng_key, args, kwargs)
+        except Exception as error:
+            said = validation.describe_failure(error, watch.last_site, watch.drawn)
+            raise ValueError(said) from error
 
     def _like(self, key: Any, arrays: list[Array]) -> Fixed:
         """Return what compiled functions hang on for data of shapes seen before.
@@ -135,7 +149,7 @@ class Fitter(Results, ABC):
 
         With one key for all runs: what is called observed may depend on a latent.
         """
-        trace = run_once(self.model, random.key(0), args, kwargs)
+        trace = run_once(OwnInfer(self.model), random.key(0), args, kwargs)
         return [site["value"] for site in trace.values() if is_data(site)]
 
     def _make_room(self) -> None:

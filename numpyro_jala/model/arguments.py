@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_jala._typing import Array
+from numpyro_jala._typing import Array, Tree
 
 
 class Frozen:
@@ -66,3 +66,13 @@ def split_call(
     )
     arrays = [jnp.asarray(leaf) for leaf, data in zip(leaves, is_data, strict=True) if data]
     return Call(tree, frozen), arrays
+
+
+def as_jax_arrays(tree: Tree) -> Tree:
+    """Make JAX arrays of the NumPy arrays of numbers in a tree."""
+
+    def convert(leaf: Any) -> Any:
+        is_numbers = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"
+        return jnp.asarray(leaf) if is_numbers else leaf
+
+    return jax.tree.map(convert, tree)

@@ -1,4 +1,4 @@
-"""Check that NumPyro sums discrete latents out as it should."""
+"""Help NumPyro to sum discrete latents out, and check that it does."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 from jax import random
 from jax.scipy.special import logsumexp
 from numpyro import handlers
+from numpyro.primitives import Messenger
 
 from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.backend import compilation
@@ -29,6 +30,22 @@ from numpyro_jala.model.sites import (
 _MOST_ASSIGNMENTS = 64
 #: Draws from the prior at which masks are looked at.
 _NUM_LOOKS = 8
+
+
+class OwnInfer(Messenger):  # type: ignore[misc]
+    """Give each site an ``infer`` dictionary of its own.
+
+    NumPyro's scans and enumeration write into it, and a model may share one among sites.
+    """
+
+    def process_message(self, msg: Site) -> None:
+        """Copy what the site was given, also in the body of a scan, which hides its sites."""
+        if msg["type"] == "sample":
+            msg["infer"] = dict(msg["infer"])
+        if msg["type"] == "control_flow":
+            msg["args"] = tuple(
+                OwnInfer(each) if callable(each) else each for each in msg["args"]
+            )
 
 
 def check_sum(layout: Layout, trace: Trace, arrays: list[Array]) -> None:

@@ -24,6 +24,11 @@ from numpyro_jala.model.sites import (
     num_masked,
 )
 
+#: What JAX raises where NumPy asks a traced value for its numbers.
+NUMPY_MET_TRACER = (
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 #: Draws that are named where a model fails.
 _MOST_DRAWS = 4
 #: Share of equal draws that is not chance, even in single precision.
@@ -214,9 +219,9 @@ def _masked_discrete(name: str, site: Site) -> list[str]:
     mass = int(count) * np.log(num_values)
     return [
         f"Of discrete latent {name!r} {int(count)} draws are masked: they have no prior, and "
-        f"each of their {num_values} values counts in the sum. The log-evidence has "
-        f"{mass:.2f} nats by that: compare it only with models masked alike. To have a "
-        "proper prior, mask the observed sites alone."
+        f"each of their {num_values} values counts in the sum, so that the prior sums to "
+        f"exp({mass:.2f}) and not to one. Compare the log-evidence only with models masked "
+        "alike. To have a proper prior, mask the observed sites alone."
     ]
 
 
@@ -282,9 +287,15 @@ def find_tied_draws(draws: np.ndarray, columns: dict[str, np.ndarray]) -> dict[s
 
 def describe_failure(error: Exception, last_site: str, drawn: dict[str, Any]) -> str:
     """Say that the model itself failed, where, and at which draws from the prior."""
+    cause = f"{type(error).__name__}: {error}"
+    if isinstance(error, NUMPY_MET_TRACER):
+        cause = (
+            "in the body of a scan or a cond NumPy was given a value that JAX traces, as the "
+            "index of a NumPy array or to a function of NumPy. Use jax.numpy there, and "
+            "jnp.asarray(data) for data."
+        )
     said = (
-        "The model, run once on the given arguments before anything else, failed: "
-        f"{type(error).__name__}: {error}"
+        f"The model, run once on the given arguments before anything else, failed: {cause}"
     )
     if not last_site:
         return said

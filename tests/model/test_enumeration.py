@@ -199,12 +199,46 @@ def test_a_boolean_in_a_carry_and_in_a_mask_is_no_fault():
     spread = figures["recursive_log_evidence_sd"] / np.sqrt(8)
     assert abs(figures["recursive_log_evidence"] - exact) < 4 * spread < 0.6
     assert len(said) == 1 and "'alive' 4 draws are masked" in said[0]
-    assert f"{4 * np.log(2):.2f} nats" in said[0]
+    assert f"the prior sums to exp({4 * np.log(2):.2f})" in said[0]
 
 
 def test_a_mask_that_depends_on_a_latent_is_refused():
     with pytest.raises(ValueError, match="'alive' has a mask that depends on latents"):
         JALAEM(recapture).run(random.key(0), 0, CAPTURED, "latent", progress_bar=False)
+
+
+SHARED = {"enumerate": "parallel"}
+
+
+def sharing(y):
+    """Sites in a scan and outside of it with one ``infer`` dictionary."""
+    w = numpyro.sample("w", dist.Normal(), infer=SHARED)
+
+    def move(state, seen):
+        fn = dist.Bernoulli(logits=w + state - 1.0)
+        state = numpyro.sample("state", fn, infer=SHARED)
+        numpyro.sample("y", dist.Normal(state, 0.5), obs=seen, infer=SHARED)
+        return state, None
+
+    scan(move, 0, y)
+    apart = numpyro.sample("apart", dist.Bernoulli(0.3), infer=SHARED)
+    numpyro.sample("e", dist.Normal(w + apart, 1.0), obs=0.4, infer=SHARED)
+
+
+def test_sites_may_share_one_infer_dictionary():
+    fixed, arrays, _ = JALAEM(sharing)._inspect(random.key(0), (SEEN,), {})
+    params, w = fixed.layout.init_params, 0.3
+    found = fixed.layout.joint(arrays)(params, jnp.ones(()), jnp.array([w]))
+    chains = 0.0
+    for states in itertools.product([0, 1], repeat=SEEN.size):
+        before = np.array([0, *states[:-1]])
+        chance = 1 / (1 + np.exp(1.0 - w - before))
+        drawn = np.prod(np.where(states, chance, 1 - chance))
+        chains += drawn * np.prod(norm(states, 0.5).pdf(SEEN))
+    apart = 0.7 * norm(w, 1).pdf(0.4) + 0.3 * norm(w + 1, 1).pdf(0.4)
+    by_hand = norm.logpdf(w) + np.log(chains * apart)
+    np.testing.assert_allclose(-found, by_hand, rtol=1e-5)
+    assert SHARED == {"enumerate": "parallel"}
 
 
 def test_discrete_latents_masks_and_booleans_at_random_are_no_fault():

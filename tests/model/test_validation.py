@@ -333,6 +333,32 @@ def test_a_failure_names_the_site_and_the_draw():
     refuse(model, words, SCHOOLS)
 
 
+def autoregression(y, data):
+    """A scan that looks its data up by a traced index."""
+    slope = numpyro.sample("slope", dist.Normal())
+
+    def step(last, _):
+        now = numpyro.sample("y", dist.Normal(slope * last, 1.0))
+        return now, None
+
+    with handlers.condition(data={"y": data if y is None else y}):
+        scan(step, 0.0, jnp.arange(5))
+
+
+def test_numpy_data_may_be_looked_up_in_a_scan():
+    y = np.array([0.3, -1.0, 0.8, 0.2, 1.5], np.float32)
+    fixed, arrays, _ = JALAEM(autoregression)._inspect(random.key(0), (y, None), {})
+    at = fixed.layout.init_params, jnp.ones(()), jnp.array([0.4])
+    by_hand = norm.logpdf(0.4) + norm(0.4 * np.append(0, y[:-1]), 1).logpdf(y).sum()
+    np.testing.assert_allclose(-fixed.layout.joint(arrays)(*at), by_hand, rtol=1e-5)
+
+
+def test_numpy_data_around_a_scan_are_named():
+    data = np.ones(5, np.float32)
+    words = r"failed: in the body of a scan.*jnp.asarray\(data\).*after site 'slope'"
+    refuse(lambda: autoregression(None, data), words)
+
+
 def positive_with_gaps(y, mask, around):
     x = numpyro.sample("x", dist.Normal(0.0, 0.5))
     fn = dist.LogNormal(x, 1.0).expand([6])
