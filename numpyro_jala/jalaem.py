@@ -22,7 +22,6 @@ from numpyro_jala.engine.partition import Partition
 from numpyro_jala.engine.state import EM_STEP, Info, Settings, State
 from numpyro_jala.fitter import Fitter
 from numpyro_jala.inference import (
-    estimation,
     loop,
     options,
     programs,
@@ -405,7 +404,7 @@ class JALAEM(Fitter):
     def _settings(self, layout: Layout) -> Settings:
         total = self._given_particles or self._default_particles(layout)
         few_params = layout.init_params.size <= em.FEW_PARAMS
-        is_small = int(layout.partition.sizes.max()) <= estimation.FEW_LATENTS
+        is_small = layout.partition.has_small_components
         return Settings(
             num_islands=self.num_islands,
             num_particles=total // self.num_islands,

@@ -16,6 +16,11 @@ import numpy as np
 
 from numpyro_jala._typing import Array
 
+#: Components of up to so many latents are small. Importance sampling is then more precise
+#: than a bridge by a factor of two or more, and forward mode the quicker one: reverse mode
+#: turns ``u[group]`` into a scatter, which a CPU does one entry at a time.
+_FEW_LATENTS = 3
+
 
 @dataclass(frozen=True, eq=False)
 class Partition:
@@ -66,6 +71,16 @@ class Partition:
     def is_joint(self) -> bool:
         """Whether all coordinates form one component."""
         return self.num_components == 1
+
+    @cached_property
+    def is_small(self) -> np.ndarray:
+        """Which components have few latents, (num_components,)."""
+        return self.sizes <= _FEW_LATENTS
+
+    @cached_property
+    def has_small_components(self) -> bool:
+        """Whether there are several components, all of them small."""
+        return not self.is_joint and bool(self.is_small.all())
 
     def split(self, values: Array) -> list[Array]:
         """Part rows (..., num_rows, dim) into blocks (..., components, num_rows, size).

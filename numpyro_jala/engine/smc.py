@@ -116,7 +116,7 @@ def evaluate_model(
     shape = (num_islands, num_particles, target.temperature.shape[1])
     temperature = jnp.broadcast_to(target.temperature[:, None], shape)
     if each:
-        if _goes_forward(partition):
+        if partition.has_small_components:
             derive = partial(_derive_forward, potential_fn, partition, target.params)
         else:
             reverse = _derive_with_scores if scores_at_once else _derive_reverse
@@ -137,15 +137,8 @@ def evaluate_model(
     return summed, lambda weight: pull(jnp.swapaxes(weight, 1, 2))[0]
 
 
-#: Components of up to this many latents are differentiated in forward mode: reverse mode
-#: turns ``u[group]`` into a scatter, which a CPU does one entry at a time.
-_FORWARD = 3
 #: So many directions are written out one by one: a third quicker than as a batch.
 _MOST_WRITTEN_OUT = 16
-
-
-def _goes_forward(partition: Partition) -> bool:
-    return not partition.is_joint and int(partition.sizes.max()) <= _FORWARD
 
 
 def _derive_with_scores(

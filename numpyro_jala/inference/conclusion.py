@@ -24,7 +24,7 @@ from numpyro_jala.inference import (
     pareto,
     programs,
 )
-from numpyro_jala.inference.estimation import FEW_LATENTS, Draws, Score
+from numpyro_jala.inference.estimation import Draws, Score
 from numpyro_jala.inference.evidence import Bridge, Compared
 from numpyro_jala.inference.information import Information, Moments
 from numpyro_jala.inference.loop import run_steps
@@ -279,7 +279,8 @@ def _can_redraw(run: Run, shares: np.ndarray) -> bool:
     """Tell whether importance draws are good and few enough to take particles from."""
     settings, layout = run.fixed.settings, run.fixed.layout
     size = settings.num_islands * _redrawn_from(run) * layout.dim
-    return _is_small(run) and size <= _MOST_REDRAWN and bool(shares.min() > _UNEQUAL)
+    few = layout.partition.has_small_components and size <= _MOST_REDRAWN
+    return few and bool(shares.min() > _UNEQUAL)
 
 
 def _redrawn_from(run: Run) -> int:
@@ -306,8 +307,7 @@ def _heavy_tail(
     run: Run, params: Array, draws: Draws, shares: np.ndarray
 ) -> HeavyTail | None:
     """Look at the weights of the small component where they are the most unequal."""
-    partition = run.fixed.layout.partition
-    shares = np.where(partition.sizes <= FEW_LATENTS, shares, 1.0)
+    shares = np.where(run.fixed.layout.partition.is_small, shares, 1.0)
     worst = int(np.argmin(shares))
     if shares[worst] > _UNEQUAL:
         return None
@@ -315,10 +315,6 @@ def _heavy_tail(
     run.num_evaluations += run.fixed.settings.num_islands * run.fixed.settings.num_draws
     tail = pareto.shape(fetch(drawn))
     return None if tail < pareto.UNRELIABLE else HeavyTail(worst, tail)
-
-
-def _is_small(run: Run) -> bool:
-    return int(run.fixed.layout.partition.sizes.max()) <= FEW_LATENTS
 
 
 def _covariance_of_mean(score: np.ndarray) -> np.ndarray:
@@ -338,7 +334,8 @@ def _inform_apart(
     enough = max(1, math.ceil(_PRECISE / clouds[0].log_weight.size))
     found = _inform(run, params, clouds[:enough])
     uncertainty = information.invert(found, run.fixed.layout.is_free)
-    if not (_is_small(run) and uncertainty.determined.all()):
+    few = run.fixed.layout.partition.has_small_components
+    if not (few and uncertainty.determined.all()):
         return found
     complete = np.asarray(_average(run, params, clouds[0], False).curvature).mean(0)
     score_at = partial(_score_at, run, draws)

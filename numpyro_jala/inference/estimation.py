@@ -29,9 +29,6 @@ from numpyro_jala.inference.importance import Importance
 from numpyro_jala.inference.information import Cloud, Moments, Question, moments
 from numpyro_jala.inference.programs import Data, Fixed
 
-#: Components of more latents than this are bridged. With one to three latents importance
-#: sampling is the more precise by a factor of two or more.
-FEW_LATENTS = 3
 #: Draws of an island that are evaluated at a time where there are many components.
 _DRAWS_AT_ONCE = 64
 
@@ -172,15 +169,14 @@ def sample(
 ) -> Importance:
     """Estimate the evidence of each component by importance sampling.
 
-    Components of many latents by a bridge between these draws and the particles.
+    Components that are not small by a bridge between these draws and the particles.
     """
     partition = fixed.layout.partition
 
     def log_ratios(position: Array, log_base: Array) -> Array:
         return log_base - evaluate_draws(fixed, data, params, position)
 
-    is_large = partition.sizes > FEW_LATENTS
-    if not is_large.any():
+    if partition.has_small_components:
         blocks = _over_blocks(
             fixed, draws, lambda x, base: importance.sums(log_ratios(x, base))
         )
@@ -192,7 +188,7 @@ def sample(
     log_density = importance.log_density(draws.proposal, partition, cloud.position)
     at_particles = draws.level[:, None] - cloud.potential - log_density
     second = importance.bridged(found, cloud.weight, at_particles, at_draws)
-    return share(importance.choose(is_large, found, second))
+    return share(importance.choose(~partition.is_small, found, second))
 
 
 @partial(jax.jit, static_argnums=0)

@@ -8,7 +8,6 @@ from scipy.special import gammainccinv
 
 from numpyro_jala.engine.state import ANNEAL, EM_STEP, REST
 from numpyro_jala.inference import pareto
-from numpyro_jala.inference.estimation import FEW_LATENTS
 from numpyro_jala.inference.record import Result, Run
 from numpyro_jala.results.convergence import last_rise, shortfall
 from numpyro_jala.results.estimates import estimates, label_entries
@@ -130,19 +129,15 @@ def _particle_warnings(run: Run, found: dict[str, float]) -> list[str]:
     lowest = found["ess"] if seen is None else float(seen.ess_lowest[-1])
     chance = _chance_disagreement(run, min(found["ess"], lowest))
     disagree = not found["rhat"] ** 2 - 1 <= 0.3 + chance
-    if disagree and (not _asks_draws(run) or failure(run)):
+    # Of small components, score and evidence come from draws.
+    asks_draws = run.fixed.layout.partition.has_small_components
+    if disagree and (not asks_draws or failure(run)):
         said.append(
             f"The islands disagree (r-hat {short(found['rhat'])}): the particles have not "
             "mixed, or the posterior has several modes. Do not trust the log-evidence; "
             f"take more particles, another parametrisation, or {_other_reference(run)}."
         )
     return said
-
-
-def _asks_draws(run: Run) -> bool:
-    """Tell whether score and evidence come from draws, not from particles."""
-    parts = run.fixed.layout.partition
-    return not parts.is_joint and int(parts.sizes.max()) <= FEW_LATENTS
 
 
 def _convergence_warnings(run: Run, found: dict[str, float]) -> list[str]:

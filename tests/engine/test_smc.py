@@ -452,7 +452,7 @@ def test_pull_back_of_weights_is_the_weighted_sum_of_scores(parts):
 @pytest.mark.parametrize("labels", [[2, 1, 2, 0, 1, 2], [0, 1, 0, 0, 0, 1]])
 def test_forward_and_reverse_modes_agree(labels):
     parts = partition(np.array(labels))
-    assert smc._goes_forward(parts) == (max(parts.sizes) <= 3)
+    assert parts.has_small_components == (max(parts.sizes) <= 3)
     target = Target(PARAMS, jnp.array([[0.4, 0.9, 0.7]])[:, : parts.num_components])
     position = random.normal(random.key(0), (1, 5, 6))
     found, _ = smc.evaluate_model(potential_of(parts), parts, target, position, True)
