@@ -39,6 +39,16 @@ class Result(NamedTuple):
     compared: evidence.Compared | None = None  # where the evidence was estimated twice
 
 
+class Ending(NamedTuple):
+    """What is found at the end of a run."""
+
+    state: State  # at rest at the estimate
+    params: Array  # (num_params,), unconstrained
+    bridge: evidence.Bridge
+    known: Information | None = None
+    compared: evidence.Compared | None = None
+
+
 class Look(NamedTuple):
     """What was found after so many EM steps, estimated afresh as at the end of a run."""
 
@@ -167,6 +177,14 @@ class Run:
         """Whether there are params, few enough to ask what the data say of them."""
         return 0 < self.fixed.layout.init_params.size <= em.FEW_PARAMS
 
+    def maximises(self, state: State) -> bool:
+        """Tell whether few parameters have moved, whose maximum is to be sought."""
+        return self.fixed.settings.newton and int(state.num_steps) > 0 and self.informs
+
+    def uncertainty(self, known: Information) -> Uncertainty:
+        """Return how well the parameters are known."""
+        return information.invert(known, self.fixed.layout.is_free)
+
     @property
     def result(self) -> Result:
         """The result of a run that has ended."""
@@ -191,17 +209,10 @@ class Run:
             shown = {"temperature": f"{last.temperature[-1]:.2g}", **shown}
         return {**shown, "ess": f"{last.ess[-1]:.2f}"}
 
-    def store_result(
-        self,
-        state: State,
-        params: Array,
-        bridge: evidence.Bridge,
-        recursive: Array,
-        known: Information | None,
-        compared: evidence.Compared | None,
-    ) -> None:
-        """Keep the result."""
-        layout, cloud = self.fixed.layout, state.cloud
+    def store_result(self, end: Ending, recursive: Array) -> None:
+        """Keep the result, given the components' log-evidence along the path as well."""
+        (state, params, bridge, known, compared), layout = end, self.fixed.layout
+        cloud = state.cloud
         if not layout.partition.is_joint:
             cloud = equalise(random.fold_in(state.rng_key, 4), layout.partition, cloud)
         weight = normalise(cloud.log_weight)
@@ -213,7 +224,7 @@ class Run:
             cloud.potential.sum(1),
             bridge,
             path_evidence(fetch(recursive)),
-            None if known is None else information.invert(known, layout.is_free),
+            None if known is None else self.uncertainty(known),
             state.rng_key,
             compared,
         )

@@ -1,0 +1,82 @@
+"""Clouds of particles at rest at some parameters, and what they know of these.
+
+A run, its state and parameters come in. Out go the state there, clouds a few moves apart
+with Gaussians fitted to them, and the information by Louis's identity.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from numpyro_jala._typing import Array
+from numpyro_jala.backend.sharding import fetch
+from numpyro_jala.engine.smc import Cloud
+from numpyro_jala.engine.state import REST, State
+from numpyro_jala.inference import estimation, information
+from numpyro_jala.inference.evidence import Gaussian
+from numpyro_jala.inference.information import Information, Moments
+from numpyro_jala.inference.loop import run_steps
+from numpyro_jala.inference.programs import APART, CLOUDS, SETTLE
+from numpyro_jala.inference.record import Run
+
+
+class AtRest(NamedTuple):
+    """Particles at rest.
+
+    clouds
+        Some of them, a few moves apart.
+    gaussian, level
+        Fitted to the clouds, see :func:`~numpyro_jala.inference.estimation.fit_loo`.
+    """
+
+    state: State
+    params: Array  # (num_params,)
+    clouds: list[Cloud]
+    gaussian: Gaussian
+    level: Array  # (components,)
+
+
+def go(run: Run, state: State, params: Array, wait: int = SETTLE) -> State:
+    """Bring the particles to some parameters, in ``wait`` steps, and let them settle."""
+    return run_steps(run, state, REST, SETTLE, params, wait)
+
+
+def stay(run: Run, state: State, params: Array) -> State:
+    """Move the particles at the parameters until they have forgotten where they were."""
+    return run_steps(run, state, REST, APART, params)
+
+
+def keep(run: Run, state: State, params: Array) -> AtRest:
+    """Keep some clouds at the parameters where the particles are."""
+    clouds = []
+    for _ in range(CLOUDS):
+        state = stay(run, state, params)
+        clouds.append(state.cloud)
+    fitted = run.programs.ready(estimation.fit_loo)(run.fixed, clouds)
+    return AtRest(state, params, clouds, *fitted)
+
+
+def average(run: Run, params: Array, cloud: Cloud, follows: bool) -> Moments:
+    """Average over a cloud what the information needs."""
+    num_particles = cloud.position.shape[0] * cloud.position.shape[1]
+    run.num_evaluations += num_particles * (1 + 2 * params.size)
+    louis = run.programs.ready(estimation.louis)
+    return fetch(louis(run.fixed, run.placed, params, cloud, np.asarray(follows)))
+
+
+def inform(run: Run, params: Array, clouds: list[Cloud]) -> Information:
+    """Find what the data say about the parameters, by Louis's identity."""
+    of = partial(average, run, params)
+    if run.fixed.settings.num_islands == 1:  # nothing tells noise from curvature
+        return information.combine([of(clouds[0], False)])
+    # A linear flow serves where the posterior is nearly Gaussian, else it may add noise.
+    following, plain = (of(clouds[0], follows) for follows in (True, False))
+    follows = information.is_quieter(
+        *(information.combine([m]) for m in (following, plain))
+    )
+    first = following if follows else plain
+    others = [of(cloud, follows) for cloud in clouds[1:]]
+    return information.combine([first, *others])

@@ -1,0 +1,126 @@
+"""How a run of one component ends.
+
+A run, its state at rest at the estimate and the estimate come in. The estimate is improved,
+its evidence found by a bridge and, of few latents, by importance sampling too.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jax import random
+
+from numpyro_jala._typing import Array, PRNGKey
+from numpyro_jala.backend.sharding import fetch
+from numpyro_jala.engine import em, mixture
+from numpyro_jala.engine.state import State
+from numpyro_jala.inference import (
+    clouds,
+    estimation,
+    evidence,
+    information,
+    laplace_component,
+    modes,
+    pareto,
+)
+from numpyro_jala.inference.clouds import AtRest
+from numpyro_jala.inference.evidence import Bridge, Compared, Gaussian
+from numpyro_jala.inference.information import Information
+from numpyro_jala.inference.modes import Weighed
+from numpyro_jala.inference.programs import CLOUDS, SETTLE
+from numpyro_jala.inference.record import Ending, Run
+
+
+def conclude_one(run: Run, state: State, params: Array, rng_key: PRNGKey) -> Ending:
+    """Improve the estimate, and find the evidence and the information there."""
+    if run.maximises(state):
+        improve = _polish if run.data.mode is None else laplace_component.climb
+        params, state = improve(run, state, params)
+    here = clouds.keep(run, state, params)
+    bridge_key, draw_key = random.split(rng_key)
+    bridge, compared = _estimate(run, bridge_key, here), None
+    if mixture.serves(run.fixed.layout.partition):
+        weighed, compared, takes_draws = _compare(run, draw_key, here, bridge)
+        if takes_draws:
+            bridge, here = compared.drawn, _of_draws(run, here, weighed)
+    found = _inform(run, here) if run.informs else None
+    return Ending(here.state, params, bridge, found, compared)
+
+
+def _polish(run: Run, state: State, params: Array) -> tuple[Array, State]:
+    """Take a Newton step on what the particles at rest know, and rest there."""
+    found = clouds.inform(run, params, [state.cloud])
+    newton_step = information.newton_step(found, run.uncertainty(found))
+    step = jnp.asarray(newton_step, params.dtype)
+    if not bool(em.is_near(state.optim_state, step, SETTLE // 2, 1)):
+        return params, state
+    better = params + step
+    return better, clouds.go(run, state, better)
+
+
+def _inform(run: Run, here: AtRest) -> Information:
+    if run.data.mode is None:
+        return clouds.inform(run, here.params, here.clouds)
+    return laplace_component.inform(run, here.state, here.params, here.clouds[0])
+
+
+# -- the evidence ------------------------------------------------------------------------
+
+
+def _estimate(run: Run, rng_key: PRNGKey, here: AtRest) -> Bridge:
+    """Estimate the evidence by the bridge that has the smaller error."""
+    bridge = _bridge(run, rng_key, here, here.gaussian)
+    if run.data.mode is None:
+        return bridge
+    # What particles say of very many latents is noise where Laplace is nearly right.
+    plain = evidence.standard(here.gaussian)
+    other = _bridge(run, random.fold_in(rng_key, 1), here, plain)
+    return min(
+        bridge, other, key=lambda each: np.nan_to_num(each.standard_error, nan=np.inf)
+    )
+
+
+def _bridge(run: Run, rng_key: PRNGKey, here: AtRest, gaussian: Gaussian) -> Bridge:
+    """Estimate the evidence by a bridge to Gaussians."""
+    run.num_evaluations += CLOUDS * here.clouds[0].log_weight.size
+    program, level = run.programs.ready(estimation.bridge_to), here.level
+    at = (run.fixed, rng_key, run.placed, here.params, here.clouds)
+    return evidence.at_level(fetch(program(*at, gaussian, level)), level[0])
+
+
+def _compare(
+    run: Run, rng_key: PRNGKey, here: AtRest, bridge: Bridge
+) -> tuple[Weighed, Compared, bool]:
+    """Estimate the evidence by importance sampling; tell whether that is the better."""
+    weighed = run.programs.ready(modes.weigh)(
+        run.fixed, rng_key, run.placed, here.params, here.clouds, here.level
+    )
+    run.num_evaluations += modes.num_evaluations(run.fixed)
+    drawn = evidence.at_level(modes.estimate(weighed), here.level[0])
+    agrees, takes_draws = modes.choose(bridge, drawn)
+    tail = pareto.shape(fetch(weighed.log_weight).ravel())
+    return weighed, Compared(bridge, drawn, bool(agrees), tail), bool(takes_draws)
+
+
+def _of_draws(run: Run, here: AtRest, weighed: Weighed) -> AtRest:
+    """Take weighted draws as so many clouds, and resample them to as many as particles."""
+    parts = zip(
+        jnp.split(weighed.position, len(here.clouds), 1),
+        jnp.split(weighed.log_weight[:, None], len(here.clouds), 2),
+        strict=True,
+    )
+    first = here.clouds[0]
+    weighted = [first._replace(position=x, log_weight=w) for x, w in parts]
+    return here._replace(clouds=weighted, state=_redrawn(here.state, weighed))
+
+
+def _redrawn(state: State, weighed: Weighed) -> State:
+    """Replace the particles by draws."""
+    key = random.fold_in(state.rng_key, 5)
+    drawn = modes.draw_cloud(key, state.cloud.position.shape[1], weighed)
+    cloud = state.cloud._replace(
+        position=drawn.position,
+        log_weight=drawn.log_weight[:, None],
+        potential=drawn.potential[:, None],
+    )
+    return state._replace(cloud=cloud)

@@ -1,0 +1,167 @@
+"""How a run of several components ends.
+
+A run, its state at rest at the estimate and the estimate come in. Each component has
+importance draws from a proposal that its particles define: they give the maximum, the
+information there and the evidence, and in the end the particles of small components.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import jax.numpy as jnp
+import numpy as np
+from jax import random
+
+from numpyro_jala._typing import Array, PRNGKey
+from numpyro_jala.backend.sharding import fetch
+from numpyro_jala.engine.state import State
+from numpyro_jala.inference import (
+    clouds,
+    estimation,
+    importance,
+    information,
+    newton,
+    pareto,
+)
+from numpyro_jala.inference.clouds import AtRest
+from numpyro_jala.inference.estimation import Draws, Score
+from numpyro_jala.inference.information import Information
+from numpyro_jala.inference.record import Ending, HeavyTail, Run
+
+#: The score of the marginal likelihood takes this share of the evidence's draws.
+_SCORE_SHARE = 4
+#: Length of a difference, in standard errors if the latents were known: so far the draws
+#: serve nearly as well as where they were fitted, and rounding is a thousandth.
+_DIFFERENCE = 0.5
+#: Effective share of a component's draws below which the tail of its weights is looked at.
+_UNEQUAL = 0.2
+#: Most numbers of importance draws that particles are taken from.
+_MOST_REDRAWN = 2**24
+#: Particles times components from which the information is precise.
+_PRECISE = 100_000
+
+
+def conclude_several(run: Run, state: State, params: Array, rng_key: PRNGKey) -> Ending:
+    """Climb to the maximum, and find the evidence and the information there."""
+    score_key, draw_key = random.split(rng_key)
+    here = clouds.keep(run, state, params)
+    found = clouds.inform(run, params, here.clouds[:1]) if run.informs else None
+    if found is not None and run.maximises(state):
+        here, found = _climb(run, score_key, here, found)
+    num_draws = run.fixed.settings.num_draws
+    draws = _draws(run, draw_key, here, num_draws)
+    run.num_evaluations += run.fixed.settings.num_islands * num_draws
+    at = run.fixed, run.placed, here.params, draws
+    sampled = fetch(estimation.sample(*at, here.clouds))
+    shares = np.asarray(sampled.ess)
+    run.heavy_tail = _heavy_tail(run, here.params, draws, shares)
+    bridge = importance.summed(sampled, fetch(draws.level))
+    state = here.state
+    if _can_redraw(run, shares):
+        state = _redrawn(run, draw_key, here)
+    return Ending(state, here.params, bridge, found)
+
+
+def _draws(run: Run, rng_key: PRNGKey, here: AtRest, num_draws: int) -> Draws:
+    """Define draws from the proposals of particles at rest."""
+    points = estimation.sobol_blocks(run.fixed, num_draws)
+    return Draws(rng_key, points, here.gaussian, here.level)
+
+
+# -- the maximum -------------------------------------------------------------------------
+
+
+def _climb(
+    run: Run, rng_key: PRNGKey, here: AtRest, found: Information
+) -> tuple[AtRest, Information]:
+    """Climb to the maximum on draws, rest there, and find the information."""
+    covariance = np.nan_to_num(run.uncertainty(found).covariance)
+    num_draws = run.fixed.settings.num_draws // _SCORE_SHARE
+    for index in range(newton.ROUNDS):
+        draws = _draws(run, rng_key, here, num_draws)
+        score_at = partial(_score, run, draws)
+        better, score = newton.maximise(score_at, here.params, covariance, index > 0)
+        if better is here.params:
+            break
+        # Draws serve near the params where they were fitted: see whether new ones agree.
+        here = clouds.keep(run, clouds.go(run, here.state, better), better)
+    else:
+        draws = _draws(run, rng_key, here, num_draws)
+        score = newton.by_island(_score(run, draws, here.params))
+    return here, newton.with_score(_inform(run, here, draws), score)
+
+
+def _score(run: Run, draws: Draws, params: Array) -> Score:
+    """Find the score of the marginal likelihood on common draws."""
+    num_draws = math.prod(draws.points.shape[:2])
+    run.num_evaluations += 3 * run.fixed.settings.num_islands * num_draws
+    score: Score = fetch(estimation.score(run.fixed, run.placed, params, draws))
+    return score
+
+
+def _inform(run: Run, here: AtRest, draws: Draws) -> Information:
+    """Find the information by particles or by draws, whichever have less noise.
+
+    Particles that follow the params where posteriors are nearly Gaussian, quasi-random
+    draws where they are skewed and have few dimensions.
+    """
+    params, first = here.params, here.clouds[0]
+    enough = max(1, math.ceil(_PRECISE / first.log_weight.size))
+    found = clouds.inform(run, params, here.clouds[:enough])
+    covariance, determined = run.uncertainty(found)[:2]
+    if not (run.fixed.layout.partition.has_small_components and determined.all()):
+        return found
+    complete = np.asarray(clouds.average(run, params, first, False).curvature).mean(0)
+    root = np.linalg.cholesky(covariance)
+    known = np.sqrt(np.maximum(np.diag(root.T @ complete @ root), 1.0))
+    score_at = partial(_score, run, draws)
+    drawn = newton.differences(score_at, params, covariance, _DIFFERENCE / known)
+    return drawn if information.is_quieter(drawn, found) else found
+
+
+# -- the draws ---------------------------------------------------------------------------
+
+
+def _heavy_tail(
+    run: Run, params: Array, draws: Draws, shares: np.ndarray
+) -> HeavyTail | None:
+    """Look at the weights of the small component where they are the most unequal."""
+    shares = np.where(run.fixed.layout.partition.is_small, shares, 1.0)
+    worst = int(np.argmin(shares))
+    if shares[worst] > _UNEQUAL:
+        return None
+    drawn = estimation.log_weights(run.fixed, run.placed, params, draws, np.asarray(worst))
+    run.num_evaluations += run.fixed.settings.num_islands * run.fixed.settings.num_draws
+    tail = pareto.shape(fetch(drawn))
+    return None if tail < pareto.UNRELIABLE else HeavyTail(worst, tail)
+
+
+def _can_redraw(run: Run, shares: np.ndarray) -> bool:
+    """Tell whether importance draws are good and few enough to take particles from."""
+    settings, layout = run.fixed.settings, run.fixed.layout
+    size = settings.num_islands * _redrawn_from(run) * layout.dim
+    few = layout.partition.has_small_components and size <= _MOST_REDRAWN
+    return few and bool(shares.min() > _UNEQUAL)
+
+
+def _redrawn_from(run: Run) -> int:
+    """Return how many draws of an island its particles are taken from: twice as many."""
+    wanted = 2 ** math.ceil(math.log2(2 * run.fixed.settings.num_particles))
+    return min(wanted, run.fixed.settings.num_draws)
+
+
+def _redrawn(run: Run, rng_key: PRNGKey, here: AtRest) -> State:
+    """Replace the particles of small components by importance draws.
+
+    These are nearly independent, where particles descend from each other.
+    """
+    num_draws, state = _redrawn_from(run), here.state
+    draws = _draws(run, random.fold_in(rng_key, 1), here, num_draws)
+    key = random.fold_in(state.rng_key, 5)
+    position, potential = estimation.redraw(run.fixed, key, run.placed, here.params, draws)
+    run.num_evaluations += num_draws * len(position)
+    equal = jnp.zeros_like(state.cloud.log_weight)
+    cloud = state.cloud._replace(position=position, potential=potential, log_weight=equal)
+    return state._replace(cloud=cloud)
