@@ -1,6 +1,7 @@
 """Data and starts that break lesser software."""
 
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -23,7 +24,7 @@ from numpyro_jala.engine import sampler
 from numpyro_jala.engine.geometry import loo_factor
 from numpyro_jala.engine.partition import joint
 from numpyro_jala.engine.weights import normalise
-from numpyro_jala.inference import evidence
+from numpyro_jala.inference import evidence, programs
 from numpyro_jala.results import diagnostics, log_evidence
 from tests.tools import (
     SCHOOLS,
@@ -104,7 +105,7 @@ def test_the_maximum_is_found(jala, name):
     params = {key: np.asarray(value, float) for key, value in jala.params.items()}
     wide = np.asarray(x, float), np.asarray(y, float)
     found = exact(*wide, **params)
-    assert maximum(*wide) - found < 0.02
+    assert maximum(*wide) - found < 0.01
     assert abs(jala.log_evidence - found) < 4 * jala.log_evidence_se + 0.005 < 0.1
 
 
@@ -113,7 +114,7 @@ def test_a_constant_column_is_said_to_be_undetermined(jala):
     with pytest.warns(UserWarning, match=r"hardly determine b\[\d\]"):
         jala.run(random.key(2), 150, x, Y, progress_bar=False)
     params = {key: np.asarray(value, float) for key, value in jala.params.items()}
-    assert maximum(x.astype(float), Y.astype(float)) - exact(x, Y, **params) < 0.02
+    assert maximum(x.astype(float), Y.astype(float)) - exact(x, Y, **params) < 0.01
 
 
 def test_a_spread_that_starts_at_nothing_is_said_to_be_open(jala):
@@ -135,7 +136,7 @@ def test_a_potential_of_a_million_keeps_its_digits():
         y = np.float32(scale) * SCHOOLS
         jala.run(random.key(0), 60, y, constant, progress_bar=False)
         best = normal_means_log_likelihood(jala.params, y) + float(constant)
-        assert abs(jala.log_evidence - best) < 4 * jala.log_evidence_se < 0.02
+        assert abs(jala.log_evidence - best) < 4 * jala.log_evidence_se < 0.01
 
 
 def test_one_observation_and_a_likelihood_that_underflows():
@@ -149,7 +150,7 @@ def test_one_observation_and_a_likelihood_that_underflows():
     jala.run(random.key(0), 60, np.float32(1500.0), progress_bar=False)
     best = norm(1500.0, np.sqrt(1 + 1e-4)).logpdf(1500.0)
     np.testing.assert_allclose(jala.params["mu"], 1500.0, atol=0.02)
-    assert abs(jala.log_evidence - best) < 0.02
+    assert abs(jala.log_evidence - best) < 0.01
 
 
 @pytest.mark.parametrize("where", ["start", "far"])
@@ -171,6 +172,52 @@ def test_regions_without_a_finite_density_have_none(where):
     share = norm(0.15, np.sqrt(0.5)).logcdf(edge)
     error = jala.log_evidence - whole - share
     assert abs(error) < 4 * jala.log_evidence_se < 0.2
+
+
+class Flawed(dist.Normal):
+    """Some of its draws are NaN, as those of a Beta with small concentrations may be."""
+
+    def sample(self, key, sample_shape=()):
+        draw = super().sample(key, sample_shape)
+        return jnp.where(
+            random.uniform(random.fold_in(key, 1), draw.shape) < 0.01, jnp.nan, draw
+        )
+
+
+def test_draws_that_are_nan_do_not_spoil_the_others():
+    def model(y):
+        x = numpyro.sample("x", Flawed(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(x, 0.5), obs=y)
+
+    jala = JALAEM(model)
+    jala.run(random.key(0), 0, np.float32(0.3), progress_bar=False)
+    exact = norm(0, np.sqrt(1.25)).logpdf(0.3)
+    assert abs(jala.log_evidence - exact) < 4 * jala.log_evidence_se + 0.01 < 0.1
+
+
+def test_a_site_without_a_finite_density_near_the_particles_is_named(monkeypatch):
+    def model(y):
+        x = numpyro.sample("x", dist.Normal())
+        mean = jnp.where(x < 1.0, x, jnp.nan)
+        numpyro.sample("y", dist.Normal(mean, 1.0, validate_args=False), obs=y)
+
+    run_steps = programs.run_steps
+
+    def deadly(fixed, data, state, *rest):
+        new, infos, count = run_steps(fixed, data, state, *rest)
+        dead = jnp.full_like(new.cloud.log_weight, -jnp.inf)
+        return new._replace(cloud=new.cloud._replace(log_weight=dead)), infos, count
+
+    monkeypatch.setattr(programs, "run_steps", deadly)
+    with pytest.raises(RuntimeError) as caught:
+        JALAEM(model).run(random.key(0), 0, np.float32(0.3), progress_bar=False)
+    words = (
+        r"have none: site 'y' has log-density nan at its value \[0.3\], where x = (\S+)\."
+    )
+    found = re.search(words, str(caught.value))
+    assert found and float(found[1]) >= 1.0
+    assert "Check the model there" in str(caught.value)
+    assert "param" not in str(caught.value)
 
 
 def test_a_step_size_that_kills_the_particles_is_named():

@@ -419,9 +419,18 @@ def test_when_all_particles_die_the_last_good_state_is_kept(means, monkeypatch):
         return new, infos, count
 
     monkeypatch.setattr(programs, "run_steps", deadly)
-    with pytest.raises(RuntimeError, match="kept in last_state"):
-        means.run(random.key(0), 200, SCHOOLS, progress_bar=False)
+    heard = said(means, 200, SCHOOLS)
+    assert (
+        "kept in last_state. Stopped after" in heard and "near the parameters mu" in heard
+    )
+    assert "The log-evidence is NaN, since nearly every particle died" in heard
     assert means.last_state is good[-1]
+    last = means.get_params(good[-1])
+    np.testing.assert_allclose(means.params["mu"], last["mu"], atol=1.0)
+    num_steps = int(good[-1].num_steps)
+    assert means.diagnostics()["num_steps"] == num_steps > 0
+    assert np.isnan([means.log_evidence, means.log_evidence_se]).all()
+    assert np.isfinite(means.get_samples()["x"]).all()
 
 
 def test_far_modes_are_weighed_if_latents_are_few_and_said_if_many():

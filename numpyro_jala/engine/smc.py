@@ -298,7 +298,7 @@ def initial_cloud(
     here = _to_coordinates(partition, alive)
     settled = jnp.zeros(alive.shape[:2], position.dtype).at[:, 0].set(log_evidence)
     return Cloud(
-        position=position,
+        position=jnp.where(jnp.isfinite(position), position, 0.0),
         momentum=momentum,
         log_weight=log_weight,
         potential=_choose(alive, found.potential, 0.0),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from jax import random
 
+from numpyro_jala._typing import Array
 from numpyro_jala.engine.state import State
 from numpyro_jala.inference import clouds, evidence, programs
+from numpyro_jala.inference.death import DeathError
 from numpyro_jala.inference.one_component import conclude_one
 from numpyro_jala.inference.programs import SETTLE
 from numpyro_jala.inference.record import Ending, Run
@@ -13,16 +15,27 @@ from numpyro_jala.inference.several_components import conclude_several
 
 
 def conclude(run: Run, state: State) -> None:
-    """Rest at the estimate, and find the log-evidence and the information there."""
+    """Rest at the estimate, and find the log-evidence and the information there.
+
+    Where the particles die of it, the result is the state as it was, without them.
+    """
     params = programs.best_params(run.fixed, state)
     recursive = programs.log_evidence(state)
+    try:
+        end = _conclude_alive(run, state, params)
+    except DeathError as error:
+        run.last_state, run.death = state, str(error)
+        end = Ending(state, params, evidence.unknown(run.fixed.settings.num_islands))
+    run.store_result(end, recursive)
+
+
+def _conclude_alive(run: Run, state: State, params: Array) -> Ending:
     if run.fixed.settings.num_islands == 1:
         found = clouds.inform(run, params, [state.cloud]) if run.informs else None
-        run.store_result(Ending(state, params, evidence.unknown(1), found), recursive)
-        return
+        return Ending(state, params, evidence.unknown(1), found)
     rng_key, draw_key = random.split(random.fold_in(state.rng_key, 1))
     state = state._replace(rng_key=rng_key)
     state = clouds.go(run, state, params, SETTLE if params.size else 0)
     is_joint = run.fixed.layout.partition.is_joint
-    end = (conclude_one if is_joint else conclude_several)(run, state, params, draw_key)
-    run.store_result(end, recursive)
+    end = conclude_one if is_joint else conclude_several
+    return end(run, state, params, draw_key)

@@ -16,8 +16,9 @@ from numpyro_jala._typing import Array
 from numpyro_jala.backend import compilation
 from numpyro_jala.engine import mixture
 from numpyro_jala.engine.state import ANNEAL, ANNEAL_FIXED, EM_STEP, State
-from numpyro_jala.inference import estimation, modes, programs
+from numpyro_jala.inference import death, estimation, modes, programs
 from numpyro_jala.inference.checkpoint import Checkpoint
+from numpyro_jala.inference.death import DeathError
 from numpyro_jala.inference.programs import CHUNK, CLOUDS
 from numpyro_jala.inference.record import Run
 
@@ -97,30 +98,10 @@ def run_steps(
     if int(alive.min()) < min(2, run.fixed.settings.num_islands):
         run.last_state = state
         component = int(alive.argmin())
-        raise RuntimeError(_describe_death(run, state, component, int(count)))
+        raise DeathError(death.describe(run, state, component, int(count)))
     seen_as = ANNEAL if stage == ANNEAL_FIXED else stage
     run.keep(seen_as, jax.device_get(infos), int(count))
     return new
-
-
-def _describe_death(run: Run, state: State, component: int, num_steps: int) -> str:
-    """Say that the particles came to places without a density, and what to do."""
-    params = run.fixed.layout.constrain_params(state.target.params)
-    step_size = run.fixed.settings.step_size
-    advice = (
-        f"step_size={step_size} may be too large: try a smaller one, or leave it out."
-        if step_size is not None
-        else "Start from other params, or check the model there."
-    )
-    layout, where = run.fixed.layout, ""
-    if not layout.partition.is_joint:
-        first = int(np.flatnonzero(layout.partition.owner == component)[0])
-        where = f" in the component of latent {layout.label(first)}"
-    return (
-        f"Nearly every particle{where} came to a non-finite log-density, or lost all weight, "
-        f"within the last {num_steps} steps, near parameters {params}. {advice} The last "
-        "good state is kept in last_state."
-    )
 
 
 def anneal(
@@ -183,7 +164,7 @@ def take_steps(
     checkpoint: Checkpoint | None = None,
     until: Until | None = None,
 ) -> Any:
-    """Call ``steps_fn(state, count)`` until there are enough steps or an interrupt.
+    """Call ``steps_fn(state, count)`` until there are enough steps, an interrupt or a death.
 
     Enough are ``num_steps``, unless ``until`` says something else on the way.
     """
@@ -201,11 +182,14 @@ def take_steps(
                 bar.set_postfix(run.watch(EM_STEP))
                 if checkpoint is not None:
                     checkpoint.note(run, state)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, DeathError) as error:
+            died = isinstance(error, DeathError)
+            if died and done == 0:
+                raise
+            why = f"{error} Stopped" if died else "Interrupted"
             most = "" if num_steps is None else f" of {num_steps}"
             warnings.warn(
-                f"Interrupted after {done}{most} steps; the result is what was reached by "
-                "then.",
+                f"{why} after {done}{most} steps; the result is what was reached by then.",
                 stacklevel=4,
             )
     run.last_state = state

@@ -169,6 +169,7 @@ def weigh(
     """
     search_key, *round_keys = random.split(rng_key, 1 + _ROUNDS)
     starts = programs.draw_reference(search_key, fixed, data, params, (1, _STARTS))[0]
+    starts = jnp.where(jnp.isfinite(starts), starts, 0.0)  # one of them would spoil all
     potential_fn = programs.potential_at(fixed, data, params)
     one = jnp.ones((1,), starts.dtype)
     modes = find(lambda x: potential_fn(params, one, x)[0], starts)

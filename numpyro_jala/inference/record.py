@@ -140,6 +140,7 @@ class Run:
         self.tied_draws: dict[str, float] = {}
         self.heavy_tail: HeavyTail | None = None
         self.looks: list[Look] = []
+        self.death = ""  # what is to be said of particles that died at the estimate
         self.given_up: float | None = None  # the tolerance that the most steps did not meet
         self._infos: dict[int, list[Any]] = {}
 

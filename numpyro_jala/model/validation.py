@@ -8,8 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro import handlers
 from numpyro.distributions import Delta, ImproperUniform, biject_to, constraints
 
+from numpyro_jala._typing import Array
+from numpyro_jala.model.density import Layout
 from numpyro_jala.model.sites import (
     Site,
     Trace,
@@ -22,6 +25,7 @@ from numpyro_jala.model.sites import (
     is_scaled,
     latent_sites,
     num_masked,
+    run_once,
 )
 
 #: What JAX raises where NumPy asks a traced value for its numbers.
@@ -245,17 +249,45 @@ def is_dead(trace: Trace) -> bool:
 
 def describe_dead_start(trace: Trace) -> str:
     """Say which site has a non-finite log-density at a draw from the prior."""
+    site = _dead_site(trace)
+    if site:
+        return f"S{site[1:]} under the starting parameters."
+    return "The gradient of the log-density is not finite at draws from the reference."
+
+
+def _dead_site(trace: Trace) -> str:
+    """Name the first site with a non-finite log-density, by its value; empty if none has."""
     for name, site in trace.items():
         if site["type"] != "sample":
             continue
         log_prob = np.asarray(site["fn"].log_prob(site["value"]))
         if not np.isfinite(log_prob).all():
             value = np.asarray(site["value"]).reshape(-1)[:3]
-            return (
-                f"Site {name!r} has log-density {log_prob.sum()} at its value {value} "
-                "under the starting parameters."
-            )
-    return "The gradient of the log-density is not finite at draws from the reference."
+            return f"site {name!r} has log-density {log_prob.sum()} at its value {value}"
+    return ""
+
+
+def describe_dead_place(
+    layout: Layout,
+    params: Array,
+    position: Array,
+    arrays: list[Array],
+    gradient: np.ndarray,
+) -> str:
+    """Say which site has a non-finite log-density at a position, and at which latents."""
+    bad = [layout.label(int(i)) for i in np.flatnonzero(~np.isfinite(gradient))]
+    found = "the log-density is not finite"
+    if bad:
+        found = f"its gradient by {', '.join(bad[:_MOST_DRAWS])} is not finite"
+    if layout.discrete:  # summed out: there is no one value to look at
+        return f"{found}."
+    latents = layout.constrain(jax.random.key(0), params, position, arrays)
+    latents = {name: latents[name] for name in layout.latents}
+    args, kwargs = layout.call.fill(arrays)
+    fixed = handlers.substitute(layout.at(params), data=latents)
+    site = _dead_site(run_once(fixed, jax.random.key(0), args, kwargs))
+    shown = {name: latents[name] for name in list(latents)[:_MOST_DRAWS]}
+    return f"{site or found}, where {describe_values(shown)}."
 
 
 def find_tied_draws(draws: np.ndarray, columns: dict[str, np.ndarray]) -> dict[str, float]:
@@ -300,9 +332,15 @@ def describe_failure(error: Exception, last_site: str, drawn: dict[str, Any]) ->
     if not last_site:
         return said
     said += f" This was after site {last_site!r}"
-    names = list(drawn)[-_MOST_DRAWS:]
-    draws = [
-        f"{name} = {np.array2string(np.asarray(drawn[name]), precision=4, threshold=6)}"
-        for name in names
-    ]
-    return said + (f", at the draws {', '.join(draws)}." if draws else ".")
+    last = {name: drawn[name] for name in list(drawn)[-_MOST_DRAWS:]}
+    return said + (f", at the draws {describe_values(last)}." if last else ".")
+
+
+def describe_values(values: dict[str, Any]) -> str:
+    """Write named arrays, the longer ones in part."""
+    texts = {
+        name: np.array2string(np.asarray(leaf), precision=4, threshold=6)
+        for name, value in values.items()
+        for leaf in jax.tree.leaves(value)[:1]
+    }
+    return ", ".join(f"{name} = {' '.join(text.split())}" for name, text in texts.items())

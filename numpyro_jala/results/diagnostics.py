@@ -101,6 +101,8 @@ def warning_messages(run: Run) -> list[str]:
         for name, share in run.tied_draws.items()
     ]
     reason = failure(run)
+    if run.death:
+        said.append(run.death)
     if reason:
         said.append(
             f"The log-evidence is NaN, since {reason}. What was found, "

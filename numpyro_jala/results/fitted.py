@@ -86,7 +86,8 @@ class Results:
         if result.params.size and result.uncertainty is None:
             raise ValueError(
                 f"The model has {result.params.size} parameters, and their information "
-                f"was not computed: it is for at most {em.FEW_PARAMS}."
+                f"was not computed: it is for at most {em.FEW_PARAMS}, and for particles that "
+                "did not die."
             )
         return estimates.estimates(layout, result.params, result.uncertainty, prob)
 

@@ -51,6 +51,8 @@ def failure(run: Run) -> str:
     value, error = raw_evidence(run)
     ess, overlap = final_ess(run), float(run.result.bridge.overlap)
     most = _MOST_RHAT_COVERED if overlap >= LEAST_OVERLAP else _MOST_RHAT
+    if run.death:
+        return "nearly every particle died"
     if not np.isfinite(value):
         return "the density has no finite mass at the particles"
     if settings.num_islands > 1 and np.isnan(error):
