@@ -93,6 +93,35 @@ def test_exponential_smoothing_has_its_density(gallery):
     np.testing.assert_allclose(found, total, rtol=1e-5)
 
 
+def test_a_network_in_one_order_stands_for_all_of_them(gallery):
+    neural, rng = gallery("neural"), np.random.default_rng(0)
+    first, third = rng.normal(size=(3, 3)), np.sort(rng.random(3))
+    first[0] = np.sort(np.abs(first[0]))
+    same = {"second": jnp.asarray(rng.normal(size=(3, 3))), "precision": 2.0}
+    args = (*neural.curve(), 3)
+    whole = same | {"first": jnp.asarray(first), "third": jnp.asarray(third[:, None])}
+    one = same | {"start": jnp.asarray(first[0]), "rest": jnp.asarray(first[1:])}
+    one |= {"third": jnp.asarray(third)}
+    expected, _ = plain_log_density(neural.bayesian_network, args, {}, whole)
+    found, _ = plain_log_density(neural.ordered_network, args, {}, one)
+    np.testing.assert_allclose(found, expected + np.log(48.0**2), rtol=1e-5)
+    # Another order, and the negative of a unit, have the same density.
+    order, sign = [2, 0, 1], np.array([1.0, -1.0, 1.0])
+    turned = whole | {"first": jnp.asarray((first * sign)[:, order])}
+    turned |= {"second": jnp.asarray((np.asarray(same["second"]) * sign[:, None])[order])}
+    again, _ = plain_log_density(neural.bayesian_network, args, {}, turned)
+    np.testing.assert_allclose(again, expected, rtol=1e-5)
+
+
+def test_the_tail_of_weights_has_the_shape_it_was_drawn_with(gallery):
+    reference, rng = gallery("reference"), np.random.default_rng(0)
+    shapes = [reference.pareto_shape(np.log1p(rng.pareto(2.0, 20_000))) for _ in range(20)]
+    num_tail = 3 * np.sqrt(20_000)
+    # Of so many excesses the estimate has variance (1 + k)^2 / n for k = 1/2.
+    error = 1.5 / np.sqrt(num_tail * len(shapes))
+    assert abs(np.mean(shapes) - 0.5) < 4 * error < 0.1
+
+
 def test_a_bridge_and_importance_sampling_find_a_known_constant(gallery):
     reference = gallery("reference")
     rng = np.random.default_rng(0)

@@ -10,6 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 from entry import PAGES, Array, Entry, float32, float64
 from jax import nn
+from numpyro.distributions import constraints
 from scipy import special, stats
 
 
@@ -29,6 +30,28 @@ def bayesian_network(x: Array, y: Array, width: int) -> None:
     third = numpyro.sample("third", dist.Normal(jnp.zeros((width, 1)), 1.0))
     precision = numpyro.sample("precision", dist.Gamma(3.0, 1.0))
     mean = jnp.tanh(jnp.tanh(x @ first) @ second) @ third
+    with numpyro.plate("row", len(x)):
+        numpyro.sample("y", dist.Normal(mean, 1 / jnp.sqrt(precision)).to_event(1), obs=y)
+
+
+def ordered_network(x: Array, y: Array, width: int) -> None:
+    """The same network, its units of one sign and in order, which leaves the evidence.
+
+    A unit may be exchanged for another one or for its negative, if the weights that leave it
+    go along. So the evidence is the integral over one order of one sign, times how many
+    there are for the two layers.
+    """
+    units = constraints.positive_ordered_vector
+    start = numpyro.sample("start", dist.ImproperUniform(units, (), (width,)))
+    third = numpyro.sample("third", dist.ImproperUniform(units, (), (width,)))
+    rest = numpyro.sample("rest", dist.Normal(jnp.zeros((x.shape[1] - 1, width)), 1.0))
+    second = numpyro.sample("second", dist.Normal(jnp.zeros((width, width)), 1.0))
+    precision = numpyro.sample("precision", dist.Gamma(3.0, 1.0))
+    num_orders = 2.0**width * special.factorial(width)
+    log_prior = dist.Normal().log_prob(start).sum() + dist.Normal().log_prob(third).sum()
+    numpyro.factor("units", log_prior + 2 * np.log(num_orders))
+    first = jnp.concatenate([start[None], rest])
+    mean = jnp.tanh(jnp.tanh(x @ first) @ second) @ third[:, None]
     with numpyro.plate("row", len(x)):
         numpyro.sample("y", dist.Normal(mean, 1 / jnp.sqrt(precision)).to_event(1), obs=y)
 
@@ -73,6 +96,8 @@ ENTRIES = {
         (*curve(), 3),
         PAGES + "examples/bnn.html",
         "network with priors on its weights",
+        by="bridge from draws of NUTS",
+        collapsed=(ordered_network, (*curve(), 3)),
         shown="precision",
     ),
     "decoder": Entry(

@@ -14,9 +14,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
-import arviz
 import jax
 import numpy as np
 from entry import Array, Entry
@@ -26,7 +26,7 @@ from numpyro.diagnostics import effective_sample_size, gelman_rubin
 from numpyro.infer import MCMC, NUTS, init_to_median
 from numpyro.infer.util import initialize_model
 from run import ANSWERS, load
-from scipy import special
+from scipy import special, stats
 
 #: Of the Student t's.
 DEGREES = 6.0
@@ -144,6 +144,15 @@ def bridge(target: Array, proposed: Array, num_effective: float) -> float:
     return value
 
 
+def pareto_shape(log_weight: Array) -> float:
+    """Fit a Pareto distribution to the largest weights; below 0.7 their mean is reliable."""
+    ordered = np.sort(log_weight)
+    num_tail = int(min(0.2 * ordered.size, 3 * np.sqrt(ordered.size)))
+    tail = np.exp(ordered[-num_tail:] - ordered[-1])
+    excess = tail - np.exp(ordered[-num_tail - 1] - ordered[-1])
+    return float(stats.genpareto.fit(excess, floc=0)[0])
+
+
 def evaluate(log_density_fn: Callable[[Array], Array], x: Array) -> Array:
     """Evaluate the model, in pieces."""
     fn = jax.jit(jax.vmap(log_density_fn))
@@ -177,7 +186,7 @@ def integrate(entry: Entry, num: int, num_parts: int, num_draws: int) -> dict[st
         "bridge_se": float(np.std(bridges, ddof=1) / np.sqrt(NUM_CHAINS)),
         "importance": by_importance,
         "importance_se": importance_se,
-        "pareto_k": float(arviz.psislw(proposed[:200_000])[1]),
+        "pareto_k": pareto_shape(proposed),
         "rhat": float(np.nanmax(gelman_rubin(draws))),
         "latents": dim,
     }
@@ -185,15 +194,15 @@ def integrate(entry: Entry, num: int, num_parts: int, num_draws: int) -> dict[st
     return {"log_evidence": found[name], "se": found[f"{name}_se"], "way": name} | found
 
 
-def main(names: list[str], num: int, num_parts: int, num_draws: int) -> None:
+def main(names: list[str], num: int, num_parts: int, num_draws: int, path: Path) -> None:
     """Integrate models, and keep the answers."""
     entries = load()
     for name in names:
         found = integrate(entries[name], num, num_parts, num_draws)
-        stored = json.loads(ANSWERS.read_text()) if ANSWERS.exists() else {}
+        stored = json.loads(path.read_text()) if path.exists() else {}
         rounded = {k: round(v, 5) if isinstance(v, float) else v for k, v in found.items()}
         stored[name] = rounded
-        ANSWERS.write_text(json.dumps(stored, indent=1, sort_keys=True) + "\n")
+        path.write_text(json.dumps(stored, indent=1, sort_keys=True) + "\n")
         print(name, rounded, flush=True)
 
 
@@ -203,6 +212,7 @@ if __name__ == "__main__":
     parser.add_argument("--samples", type=int, default=2000, help="of each chain")
     parser.add_argument("--parts", type=int, default=4)
     parser.add_argument("--draws", type=int, default=200_000)
+    parser.add_argument("--answers", type=Path, default=ANSWERS, help="the file to add to")
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    main(options.names, options.samples, options.parts, options.draws)
+    main(options.names, options.samples, options.parts, options.draws, options.answers)
