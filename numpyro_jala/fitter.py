@@ -38,6 +38,7 @@ class Fitter(Results, ABC):
     """Holds a model, and remembers what its compiled functions hang on."""
 
     _splits = False  # whether independent latents have weights of their own
+    _scales = False  # whether latents move in units of a prior with a latent scale
 
     def __init__(self, model: Callable[..., Any], matmul_precision: str | None) -> None:
         options.check_matmul_precision(matmul_precision)
@@ -104,8 +105,8 @@ class Fitter(Results, ABC):
             whole = split_call(args, kwargs, keep_arrays=True)[0]
             if (whole, splits) in self._fixed:
                 return self._fixed[whole, splits], [], trace
-        model = OwnInfer(self.model)
-        layout = lay_out(model, trace, args, kwargs, self.matmul_precision, splits)
+        given = self.matmul_precision, splits, self._scales
+        layout = lay_out(OwnInfer(self.model), trace, args, kwargs, *given)
         fixed = Fixed(layout, self._settings(layout))
         keeps_arrays = layout.call != call
         # What was made while JAX traces holds tracers, and serves only to name sites.

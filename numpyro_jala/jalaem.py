@@ -191,6 +191,9 @@ class JALAEM(Fitter):
         super().__init__(model, matmul_precision)
         from_prior = isinstance(reference, str) and reference in ("auto", "prior")
         self._splits = components == "auto" and from_prior
+        # What is asked to move in its own way, as the paper's algorithm does, is let.
+        self._adapts = preconditioner == "auto" and step_size is None
+        self._scales = self._adapts and isinstance(reference, str)
         self._banded: dict[Layout, Fixed] = {}
         self._components = components
         self.optim = optim
@@ -365,10 +368,8 @@ class JALAEM(Fitter):
         """Tell whether the particles are to live in the coordinates of the mode."""
         if not isinstance(self.reference, str) or self.reference != "auto":
             return isinstance(self.reference, str) and self.reference == "laplace"
-        # What is asked to move in its own way, as the paper's algorithm does, is let.
-        adapts = self.preconditioner == "auto" and self.step_size is None
         is_large = partition.is_joint and partition.dim > _MANY_LATENTS
-        return adapts and is_large and self.num_islands > 1
+        return self._adapts and is_large and self.num_islands > 1
 
     def _with_band(self, fixed: Fixed, params: Array, arrays: list[Array]) -> Fixed:
         """Find the band of the latents."""
@@ -377,8 +378,10 @@ class JALAEM(Fitter):
             self._banded.clear()
         if layout not in self._banded:
             most = _LAPLACE_LIMITS[self.reference == "auto"]
-            band = reference.find_band(layout, params, arrays, most)
-            found = replace(layout, band=band)
+            # A posterior that is nearly Gaussian is so in the model's own coordinates.
+            bare = replace(layout, scaled=()) if self.reference == "auto" else layout
+            band = reference.find_band(bare, params, arrays, most)
+            found = replace(bare, band=band)
             self._banded[layout] = Fixed(found, self._settings(found))
         return self._banded[layout]
 

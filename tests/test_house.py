@@ -34,7 +34,8 @@ NEIGHBOURS = {
     "arviz": "results.inference_data",
     "matplotlib": "plots",
     "numpyro": "inference.reference model.density model.enumeration model.inspection "
-    "model.sites model.supports model.validation results.diagnostics results.fitted",
+    "model.parametrisation model.sites model.supports model.validation "
+    "results.diagnostics results.fitted",
     "optax": "baselines.algorithms engine.em inference.reference",
     "scipy": "inference.importance model.dependence.graph results.comparison "
     "results.diagnostics",

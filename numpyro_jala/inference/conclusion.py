@@ -6,10 +6,9 @@ from jax import random
 
 from numpyro_jala._typing import Array
 from numpyro_jala.engine.state import State
-from numpyro_jala.inference import clouds, evidence, programs
+from numpyro_jala.inference import clouds, evidence, programs, rest
 from numpyro_jala.inference.death import DeathError
 from numpyro_jala.inference.one_component import conclude_one
-from numpyro_jala.inference.programs import SETTLE
 from numpyro_jala.inference.record import Ending, Run
 from numpyro_jala.inference.several_components import conclude_several
 
@@ -35,7 +34,7 @@ def _conclude_alive(run: Run, state: State, params: Array) -> Ending:
         return Ending(state, params, evidence.unknown(1), found)
     rng_key, draw_key = random.split(random.fold_in(state.rng_key, 1))
     state = state._replace(rng_key=rng_key)
-    state = clouds.go(run, state, params, SETTLE if params.size else 0)
+    state = rest.settle(run, state, params)
     is_joint = run.fixed.layout.partition.is_joint
     end = conclude_one if is_joint else conclude_several
     return end(run, state, params, draw_key)

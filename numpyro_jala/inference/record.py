@@ -111,6 +111,19 @@ def path_evidence(recursive: Array) -> np.ndarray:
     return np.asarray(np.sum(each + spread / 2, 1))
 
 
+class Unsettled(NamedTuple):
+    """What particles at rest remember of where they were.
+
+    coordinate
+        Of the latent that remembers the most.
+    share
+        Of its first deviation that is left.
+    """
+
+    coordinate: int
+    share: float
+
+
 class Run:
     """A run in progress: what it is about, and what has happened so far."""
 
@@ -139,6 +152,7 @@ class Run:
         self.finished: Result | None = None
         self.tied_draws: dict[str, float] = {}
         self.heavy_tail: HeavyTail | None = None
+        self.unsettled: Unsettled | None = None
         self.looks: list[Look] = []
         self.death = ""  # what is to be said of particles that died at the estimate
         self.given_up: float | None = None  # the tolerance that the most steps did not meet

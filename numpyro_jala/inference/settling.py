@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import lax, random
@@ -12,6 +14,19 @@ from numpyro_jala.engine import mixture, sampler, smc
 from numpyro_jala.engine.state import REST, State
 from numpyro_jala.inference import estimation, modes, programs
 from numpyro_jala.inference.programs import APART, CLOUDS, SETTLE, Data, Fixed
+from numpyro_jala.inference.rest import FORGOTTEN, ROUNDS, forget
+
+
+class _Settling(NamedTuple):
+    """Particles on the way to rest."""
+
+    state: State
+    num_rounds: Array  # ()
+    left: Array  # (dim,), of their first deviations
+
+
+def _is_unsettled(carry: _Settling) -> Array:
+    return (carry.left.max() > FORGOTTEN) & (carry.num_rounds < len(ROUNDS))
 
 
 @on_mesh
@@ -21,18 +36,25 @@ def settle(fixed: Fixed, data: Data, state: State) -> tuple[Array, Array, Array,
     params = programs.best_params(fixed, state)
     rng_key, bridge_key = random.split(random.fold_in(state.rng_key, 1))
 
-    def rest(current: State, num_steps: int, wait: int) -> State:
+    def rest(current: State, num_steps: int | Array, wait: int) -> State:
         def body(count: int, here: State) -> State:
             left = jnp.asarray(wait) - count
             return sampler.step(problem, fixed.settings, here, stage, params, left)[0]
 
         return lax.fori_loop(0, num_steps, body, current)
 
+    def settle_more(carry: _Settling) -> _Settling:
+        current, index, left = carry
+        after = rest(current, jnp.asarray(ROUNDS)[index], 0)
+        return _Settling(after, index + 1, forget(left, current.cloud, after.cloud))
+
     def keep(current: State, _: None) -> tuple[State, smc.Cloud]:
         current = rest(current, APART, 0)
         return current, current.cloud
 
     state = rest(state._replace(rng_key=rng_key), SETTLE, SETTLE if params.size else 0)
+    first = _Settling(state, jnp.zeros((), int), jnp.ones(fixed.layout.dim))
+    state = lax.while_loop(_is_unsettled, settle_more, first).state
     state, kept = lax.scan(keep, state, length=CLOUDS)
     clouds = [jax.tree.map(lambda leaf, i=i: leaf[i], kept) for i in range(CLOUDS)]
     return params, *_evidence(fixed, data, params, bridge_key, clouds), state

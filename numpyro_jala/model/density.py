@@ -12,12 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
-from numpyro.distributions import biject_to
-from numpyro.infer.util import (
-    _unconstrain_reparam,
-    compute_log_probs,
-    potential_energy,
-)
+from numpyro.infer.util import compute_log_probs, log_density
 from numpyro.primitives import Messenger
 
 from numpyro_jala._typing import Array, Potential, PRNGKey, Tree
@@ -25,6 +20,7 @@ from numpyro_jala.engine.banded import Band
 from numpyro_jala.engine.partition import Partition, joint
 from numpyro_jala.model.arguments import Call
 from numpyro_jala.model.components import Components, TermFn, Terms
+from numpyro_jala.model.parametrisation import coordinates, place
 from numpyro_jala.model.sites import (
     Site,
     Trace,
@@ -33,16 +29,15 @@ from numpyro_jala.model.sites import (
     num_masked,
     without_mask,
 )
-from numpyro_jala.model.supports import from_support, to_support, unconstrained
+from numpyro_jala.model.supports import from_support, to_support
 
 
 class Temper(Messenger):  # type: ignore[misc]
     """Raise everything in the joint density but the prior to the power ``temperature``.
 
     The prior is what ancestral sampling draws: latent sites and the Jacobians of their
-    transforms, which :func:`numpyro.infer.util.potential_energy` adds as factors. An
-    imputed latent has its density where it is observed, and is drawn from what its mask
-    hides: that goes as the data come.
+    transforms, which are added as factors. An imputed latent has its density where it is
+    observed, and is drawn from what its mask hides: that goes as the data come.
     """
 
     def __init__(
@@ -92,6 +87,8 @@ class Layout:
     anchor, moving
         Unconstrained values of all latents, and which of them move: a mask may leave
         some without a density. None if all do.
+    scaled
+        Latents whose coordinates are in units of their prior.
     held_log_det
         Log-Jacobian of the latents that do not move, which is no part of any density.
     imputed
@@ -138,6 +135,7 @@ class Layout:
     rough_gradient: bool
     width: int
     components: Components | None
+    scaled: tuple[str, ...] = ()
     band: Band | None = None
 
     @cached_property
@@ -176,14 +174,14 @@ class Layout:
     # -- latents -----------------------------------------------------------------------
 
     def unravel_position(self, position: Array) -> dict[str, Array]:
-        """Map a position to unconstrained values of the latent sites."""
+        """Map a position to the coordinates of the latent sites."""
         if self.moving is not None:
             position = self.anchor.at[self.moving].set(position)
         return self.unravel_latents(position)
 
     def _ravel_sites(self, sites: Trace) -> Array:
-        flat = ravel_pytree({name: unconstrained(sites[name]) for name in self.latents})[0]
-        flat = jnp.asarray(flat, self.anchor.dtype)
+        free = {name: coordinates(sites[name], self.scaled) for name in self.latents}
+        flat = jnp.asarray(ravel_pytree(free)[0], self.anchor.dtype)
         return flat if self.moving is None else flat[self.moving]
 
     def columns(self) -> dict[str, np.ndarray]:
@@ -234,22 +232,27 @@ class Layout:
 
     # -- what the model says -----------------------------------------------------------
 
+    def _at_position(
+        self, model: Callable[..., Any], position: Array
+    ) -> Callable[..., Any]:
+        """Return the model with its latents fixed, and factors for their transforms."""
+        value_fn = partial(place, self.unravel_position(position), self.scaled)
+        return handlers.substitute(model, substitute_fn=value_fn)
+
     def joint(self, arrays: list[Array]) -> Callable[[Array, Array, Array], Array]:
         """Return the potential of all latents, from the prior to the joint density."""
         args, kwargs = self.call.fill(arrays)
 
         def potential(params: Array, temperature: Array, position: Array) -> Array:
-            latents, model = self.unravel_position(position), self.at(params)
+            model = self.at(params)
             if self.is_noisy:
                 model = handlers.seed(model, jax.random.key(0))
-            if self.discrete:
-                model = _enumerate(model, self.enum_dim)
+            model = _enumerate(model, self.enum_dim) if self.discrete else model
+            model = self._at_position(model, position)
             exact = jax.default_matmul_precision(self.precision)
             with exact, Temper(temperature, self.latents, self.imputed):
-                found = potential_energy(
-                    model, args, kwargs, latents, enum=bool(self.discrete)
-                )
-            return found + self.held_log_det
+                found = _log_density(bool(self.discrete), model, args, kwargs)
+            return self.held_log_det - found
 
         return potential
 
@@ -262,8 +265,7 @@ class Layout:
             model = self.at(params)
             if self.is_noisy:
                 model = handlers.seed(model, jax.random.key(0))
-            values = partial(_unconstrain_reparam, self.unravel_position(position))
-            model = handlers.substitute(model, substitute_fn=values)
+            model = self._at_position(model, position)
             with jax.default_matmul_precision(self.precision):
                 found, sites = compute_log_probs(model, args, kwargs, {}, False)
             tempered = {
@@ -331,9 +333,8 @@ class Layout:
         free = self.unravel_position(position)
 
         def value_of(site: Site) -> Any:
-            if site["type"] == "sample" and site["name"] in free:
-                return biject_to(site["fn"].support)(free[site["name"]])
-            return known.get(site["name"])
+            drawn = place(free, self.scaled, site, counts=False)
+            return known.get(site["name"]) if drawn is None else drawn
 
         # What un-observes a site must stand within what seeds it.
         inner = inner_fn(self.at(params))
@@ -386,6 +387,20 @@ def _enumerate(model: Callable[..., Any], enum_dim: int) -> Callable[..., Any]:
     from numpyro.contrib.funsor import config_enumerate, enum
 
     return enum(config_enumerate(model), enum_dim)
+
+
+def _log_density(
+    enumerates: bool,
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Array:
+    """Return the log-density of a model whose latents are fixed or summed out."""
+    if not enumerates:
+        return log_density(model, args, kwargs, {})[0]
+    from numpyro.contrib import funsor
+
+    return funsor.log_density(model, args, kwargs, {})[0]
 
 
 def _draw_discrete(

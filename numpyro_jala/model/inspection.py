@@ -21,6 +21,7 @@ from numpyro_jala.model.arguments import Call, split_call
 from numpyro_jala.model.components import Components, find_components
 from numpyro_jala.model.density import Layout
 from numpyro_jala.model.enumeration import check_masks, check_sum
+from numpyro_jala.model.parametrisation import coordinates, find_scaled
 from numpyro_jala.model.sites import (
     Site,
     SiteRecorder,
@@ -39,7 +40,6 @@ from numpyro_jala.model.supports import (
     free_coordinates,
     from_support,
     log_det_shares,
-    unconstrained,
 )
 
 _NEEDS_VALUES = (
@@ -58,10 +58,12 @@ def lay_out(
     kwargs: dict[str, Any],
     matmul_precision: str | None = None,
     splits: bool = False,
+    scales: bool = False,
 ) -> Layout:
     """Lay the sites of a trace out in flat vectors.
 
-    With ``splits`` latents that are independent given the params form components.
+    With ``splits`` latents that are independent given the params form components, with
+    ``scales`` they move in units of their prior where that has a latent scale.
     """
     moved = continuous_sites(trace)
     has_mask = any(is_masked(site) for site in moved.values())
@@ -79,6 +81,8 @@ def lay_out(
         rough_gradient = fastest == precision.THREE_PASSES
         layout = replace(layout, precision=fastest, rough_gradient=rough_gradient)
     layout = _hold_flat(layout, moved) if has_mask else layout
+    if scales and not has_mask and not layout.discrete:
+        layout = _in_scales(layout, trace, partial(model, *args, **kwargs))
     joint = bool(layout.discrete) or bool(layout.imputed)
     if not splits or joint or isinstance(layout.anchor, jax.core.Tracer):
         return layout
@@ -100,7 +104,7 @@ def _flat_layout(
     has_scan = any(map(in_control_flow, trace.values()))
     init_params, unravel_params = _flatten(from_support(free, supports))
     anchor, unravel_latents = _flatten(
-        {name: unconstrained(site) for name, site in moved.items()}
+        {name: coordinates(site, ()) for name, site in moved.items()}
     )
     return Layout(
         model=model,
@@ -125,6 +129,16 @@ def _flat_layout(
         width=0,
         components=None,
     )
+
+
+def _in_scales(layout: Layout, trace: Trace, model: Callable[[], Any]) -> Layout:
+    """Put latents whose prior has a latent scale in units of it."""
+    moved = continuous_sites(trace)
+    scaled = find_scaled(model, trace, moved)
+    anchor, unravel_latents = _flatten(
+        {name: coordinates(site, scaled) for name, site in moved.items()}
+    )
+    return replace(layout, scaled=scaled, anchor=anchor, unravel_latents=unravel_latents)
 
 
 def param_values(trace: Trace) -> dict[str, Any]:

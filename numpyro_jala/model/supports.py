@@ -40,11 +40,6 @@ def from_support(values: dict[str, Tree], supports: dict[str, Any]) -> dict[str,
     }
 
 
-def unconstrained(site: Site) -> Array:
-    """Map the value of a latent site to the real line."""
-    return biject_to(site["fn"].support).inv(site["value"])
-
-
 def log_det_shares(site: Site, free: Array) -> Array:
     """Share the log-Jacobian of a latent's transform among its unconstrained entries.
 

@@ -9,6 +9,7 @@ from scipy.special import gammainccinv
 from numpyro_jala.engine.state import ANNEAL, EM_STEP, REST
 from numpyro_jala.inference import pareto
 from numpyro_jala.inference.record import Result, Run
+from numpyro_jala.inference.rest import FORGOTTEN
 from numpyro_jala.results.convergence import last_rise, shortfall
 from numpyro_jala.results.estimates import estimates, label_entries
 from numpyro_jala.results.log_evidence import (
@@ -28,6 +29,8 @@ from numpyro_jala.results.log_evidence import (
 _LARGE_ERROR = 0.5
 #: Nats to the maximum that are worth a warning.
 _SHORT = 0.1
+#: Share of the first deviations that is worth a warning where rest ends before they are gone.
+_UNSETTLED = 0.2
 #: Probability that islands which agree are said to disagree.
 _CHANCE = 1e-3
 #: Most params that a warning names.
@@ -74,6 +77,7 @@ def diagnostics(run: Run) -> dict[str, float]:
         "shortfall": shortfall(result),
         "last_rise": float("nan") if (rise := last_rise(run)) is None else rise.nats,
         "rhat": run.rhat,
+        "unsettled": float("nan") if run.unsettled is None else run.unsettled.share,
         "ess": final_ess(run),
         "min_ess": float(min((info.ess_lowest.min() for info in rows), default=1.0)),
         "dead_particles": float(sum(info.died.sum() for info in rows)),
@@ -139,7 +143,20 @@ def _particle_warnings(run: Run, found: dict[str, float]) -> list[str]:
             "mixed, or the posterior has several modes. Do not trust the log-evidence; "
             f"take more particles, another parametrisation, or {_other_reference(run)}."
         )
+    if run.unsettled is not None and run.unsettled.share > _UNSETTLED:
+        said.append(_describe_unsettled(run, *run.unsettled))
     return said
+
+
+def _describe_unsettled(run: Run, coordinate: int, share: float) -> str:
+    """Say that the particles move too slowly."""
+    name = run.fixed.layout.label(coordinate)
+    return (
+        f"The particles move slowly: after {run.count(REST)} moves at the estimate {share:.0%} "
+        f"is left of how {name} differed from its mean at first, so what annealing missed "
+        "may still be missing. Do not trust the log-evidence; try another parametrisation, "
+        "or a larger annealing_effort."
+    )
 
 
 def _convergence_warnings(run: Run, found: dict[str, float]) -> list[str]:
@@ -271,8 +288,10 @@ def _disagreement(
     # Parameters that ascend on the particles bias what is found along the path, each step
     # a little, and where the islands scatter, the logarithm of their mean is low by half
     # the variance.
+    # What annealing was too quick for is made up for at rest.
     ascents = num_ascents(run)
-    slack = 5.0 + 0.01 * ascents if ascents else 1.5
+    rested = run.unsettled is not None and run.unsettled.share < FORGOTTEN
+    slack = 5.0 + 0.01 * ascents if ascents or rested else 1.5
     slack += spread**2 / 2
     both = np.hypot(spread / num_islands**0.5, error)
     if not abs(found["recursive_log_evidence"] - value) > slack + 2 * both:
