@@ -109,8 +109,8 @@ def evaluate_model(
     parameters. With ``each`` every particle's score is kept, which is for few
     parameters, and at most ``block`` particles of an island are evaluated at a time. Unless
     ``scores_at_once`` the scores are zero here: see :func:`evaluate_scores`.
-    Without it scores are only ever summed, in one pull-back of the potentials with the
-    weights: memory does not grow with particles times parameters.
+    Without ``each`` scores are only ever summed, in one pull-back of the potentials with
+    the weights: memory does not grow with particles times parameters.
     """
     num_islands, num_particles, _ = position.shape
     shape = (num_islands, num_particles, target.temperature.shape[1])
@@ -119,8 +119,8 @@ def evaluate_model(
         if partition.has_small_components:
             derive = partial(_derive_forward, potential_fn, partition, target.params)
         else:
-            reverse = _derive_with_scores if scores_at_once else _derive_reverse
-            derive = partial(reverse, potential_fn, target.params, rough_gradient)
+            how = target.params, scores_at_once, rough_gradient
+            derive = partial(_derive_reverse, potential_fn, *how)
         found = _components_first(blocks.over(derive, block, temperature, position))
         return found, lambda weight: jnp.einsum("jcn,jcnp->p", weight, found.scores)
 
@@ -141,35 +141,24 @@ def evaluate_model(
 _MOST_WRITTEN_OUT = 16
 
 
-def _derive_with_scores(
-    potential_fn: Potential,
-    params: Array,
-    rough_gradient: bool,
-    temperature: Array,
-    position: Array,
-) -> Derivatives:
-    """Differentiate the potentials of all particles in reverse mode. For one component."""
-    all_fn = over_islands(jax.vmap(potential_fn))
-    shared = jnp.broadcast_to(params, (*position.shape[:2], params.size))
-    potential, pull = jax.vjp(all_fn, shared, temperature, position)
-    pull = roughly(pull) if rough_gradient else pull
-    scores, slope, gradient = pull(jnp.ones_like(potential))
-    return Derivatives(potential, gradient, slope, scores[:, :, None])
-
-
 def _derive_reverse(
     potential_fn: Potential,
     params: Array,
+    with_scores: bool,
     rough_gradient: bool,
     temperature: Array,
     position: Array,
 ) -> Derivatives:
-    """Differentiate the potentials in reverse mode, but not in the parameters."""
-    all_fn = over_islands(jax.vmap(partial(potential_fn, params)))
-    potential, pull = jax.vjp(all_fn, temperature, position)
+    """Differentiate the potentials in reverse mode; with scores for one component only."""
+    shape = (*position.shape[:2], params.size)
+    each = (jnp.broadcast_to(params, shape),) if with_scores else ()
+    one_fn = potential_fn if with_scores else partial(potential_fn, params)
+    all_fn = over_islands(jax.vmap(one_fn))
+    potential, pull = jax.vjp(all_fn, *each, temperature, position)
     pull = roughly(pull) if rough_gradient else pull
-    slope, gradient = pull(jnp.ones_like(potential))
-    return Derivatives(potential, gradient, slope, _no_scores(potential, params))
+    *scores, slope, gradient = pull(jnp.ones_like(potential))
+    found = scores[0][:, :, None] if scores else _no_scores(potential, params)
+    return Derivatives(potential, gradient, slope, found)
 
 
 def _no_scores(potential: Array, params: Array) -> Array:
