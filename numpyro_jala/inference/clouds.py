@@ -10,12 +10,14 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+from jax import random
 
 from numpyro_jala._typing import Array
 from numpyro_jala.backend.sharding import fetch
 from numpyro_jala.engine.smc import Cloud
 from numpyro_jala.engine.state import REST, State
 from numpyro_jala.inference import estimation, information
+from numpyro_jala.inference.estimation import Weighted
 from numpyro_jala.inference.evidence import Gaussian
 from numpyro_jala.inference.information import Information, Moments
 from numpyro_jala.inference.loop import run_steps
@@ -57,6 +59,13 @@ def keep(run: Run, state: State, params: Array) -> AtRest:
         clouds.append(state.cloud)
     fitted = run.programs.ready(estimation.fit_loo)(run.fixed, clouds)
     return AtRest(state, params, clouds, *fitted)
+
+
+def redrawn(run: Run, state: State, drawn: Weighted) -> State:
+    """Replace the particles by draws, which do not descend from each other."""
+    key = random.fold_in(state.rng_key, 5)
+    cloud = estimation.redraw(run.fixed, key, drawn, state.cloud)
+    return state._replace(cloud=cloud)
 
 
 def average(run: Run, params: Array, cloud: Cloud, follows: bool) -> Moments:

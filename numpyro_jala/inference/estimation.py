@@ -205,36 +205,53 @@ def log_weights(
     return share(_over_blocks(fixed, draws, one))
 
 
+class Weighted(NamedTuple):
+    """Draws, and their weights in each component: log-ratios of target to proposal."""
+
+    position: Array  # (num_islands, num_draws, dim)
+    potential: Array  # (num_islands, components, num_draws)
+    log_weight: Array  # (num_islands, components, num_draws)
+
+
 @partial(jax.jit, static_argnums=0)
 @on_mesh
 @exactly
-def redraw(
-    fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array, draws: Draws
-) -> tuple[Array, Array]:
-    """Resample importance draws to as many as there are particles, each component apart.
-
-    Returns positions (num_islands, num_particles, dim) and potentials (num_islands,
-    components, num_particles).
-    """
-    partition, num_particles = fixed.layout.partition, fixed.settings.num_particles
+def weigh(fixed: Fixed, data: Data, params: Array, draws: Draws) -> Weighted:
+    """Draw all at once, and weigh the draws."""
+    partition = fixed.layout.partition
     shifts = importance.draw_shifts(draws.rng_key, draws.proposal, partition)
     points = jnp.asarray(draws.points).reshape(-1, draws.points.shape[-1])
     position, log_density = importance.draw(shifts, draws.proposal, partition, points)
     potential = evaluate_draws(fixed, data, params, position)
     log_weight = draws.level[:, None] - potential - log_density
+    return spread(Weighted(position, potential, log_weight))
+
+
+@partial(jax.jit, static_argnums=0)
+@on_mesh
+def redraw(fixed: Fixed, rng_key: PRNGKey, drawn: Weighted, cloud: smc.Cloud) -> smc.Cloud:
+    """Replace particles by draws, resampled to as many, each component apart."""
+    partition = fixed.layout.partition
+    num_particles = cloud.log_weight.shape[-1]
 
     def pick(key: PRNGKey, own_weight: Array) -> Array:
-        draw_key, order_key = random.split(key)
+        if partition.is_joint:
+            return systematic(key, own_weight, num_particles)
         # Components share one sequence of points: in that order they would be dependent.
-        drawn = systematic(draw_key, own_weight, num_particles)
-        return random.permutation(order_key, drawn)
+        draw_key, order_key = random.split(key)
+        return random.permutation(
+            order_key, systematic(draw_key, own_weight, num_particles)
+        )
 
-    keys = random.split(rng_key, log_weight.shape[:2])
-    ancestors = jax.vmap(jax.vmap(pick))(keys, log_weight)
+    keys = random.split(rng_key, drawn.log_weight.shape[:2])
+    ancestors = jax.vmap(jax.vmap(pick))(keys, drawn.log_weight)
     rows = partition.spread(jnp.swapaxes(ancestors, 1, 2))
-    return (
-        spread(jnp.take_along_axis(position, rows, 1)),
-        spread(jnp.take_along_axis(potential, ancestors, 2)),
+    return spread(
+        cloud._replace(
+            position=jnp.take_along_axis(drawn.position, rows, 1),
+            potential=jnp.take_along_axis(drawn.potential, ancestors, 2),
+            log_weight=jnp.zeros_like(cloud.log_weight),
+        )
     )
 
 

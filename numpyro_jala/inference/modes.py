@@ -26,7 +26,6 @@ from numpyro_jala.backend.precision import exactly
 from numpyro_jala.backend.sharding import on_mesh, share
 from numpyro_jala.engine import linalg, mixture, smc
 from numpyro_jala.engine.mixture import CLUSTERS
-from numpyro_jala.engine.resampling import systematic
 from numpyro_jala.engine.weights import log_mean_exp, normalise
 from numpyro_jala.inference import estimation, programs
 from numpyro_jala.inference.evidence import Bridge
@@ -227,16 +226,3 @@ def choose(bridge: Bridge, drawn: Bridge) -> Choice:
     is_clear = bridge.standard_error < _CLEARLY * drawn.standard_error
     is_better = ~(agrees & is_clear)
     return Choice(agrees, is_better & (drawn.overlap > _FEWEST))
-
-
-@partial(jax.jit, static_argnums=1)
-def draw_cloud(rng_key: PRNGKey, num_particles: int, weighed: Weighed) -> Weighed:
-    """Resample the draws of each island to fewer, of equal weight."""
-    keys = random.split(rng_key, len(weighed.log_weight))
-    draw = partial(systematic, num=num_particles)
-    ancestors = jax.vmap(draw)(keys, weighed.log_weight)
-    position = jnp.take_along_axis(weighed.position, ancestors[..., None], 1)
-    potential = jnp.take_along_axis(weighed.potential, ancestors, 1)
-    return weighed._replace(
-        position=position, potential=potential, log_weight=jnp.zeros_like(potential)
-    )

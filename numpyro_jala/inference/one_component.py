@@ -24,6 +24,7 @@ from numpyro_jala.inference import (
     pareto,
 )
 from numpyro_jala.inference.clouds import AtRest
+from numpyro_jala.inference.estimation import Weighted
 from numpyro_jala.inference.evidence import Bridge, Compared, Gaussian
 from numpyro_jala.inference.information import Information
 from numpyro_jala.inference.modes import Weighed
@@ -103,24 +104,14 @@ def _compare(
 
 
 def _of_draws(run: Run, here: AtRest, weighed: Weighed) -> AtRest:
-    """Take weighted draws as so many clouds, and resample them to as many as particles."""
-    parts = zip(
-        jnp.split(weighed.position, len(here.clouds), 1),
-        jnp.split(weighed.log_weight[:, None], len(here.clouds), 2),
-        strict=True,
-    )
-    first = here.clouds[0]
-    weighted = [first._replace(position=x, log_weight=w) for x, w in parts]
-    return here._replace(clouds=weighted, state=_redrawn(here.state, weighed))
-
-
-def _redrawn(state: State, weighed: Weighed) -> State:
-    """Replace the particles by draws."""
-    key = random.fold_in(state.rng_key, 5)
-    drawn = modes.draw_cloud(key, state.cloud.position.shape[1], weighed)
-    cloud = state.cloud._replace(
-        position=drawn.position,
-        log_weight=drawn.log_weight[:, None],
-        potential=drawn.potential[:, None],
-    )
-    return state._replace(cloud=cloud)
+    """Take weighted draws as so many clouds, and particles from them."""
+    by_component = (each[:, None] for each in (weighed.potential, weighed.log_weight))
+    drawn = Weighted(weighed.position, *by_component)
+    first, num_clouds = here.clouds[0], len(here.clouds)
+    positions = jnp.split(drawn.position, num_clouds, 1)
+    log_weights = jnp.split(drawn.log_weight, num_clouds, 2)
+    weighted = [
+        first._replace(position=x, log_weight=w)
+        for x, w in zip(positions, log_weights, strict=True)
+    ]
+    return here._replace(clouds=weighted, state=clouds.redrawn(run, here.state, drawn))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from functools import partial
 
-import jax.numpy as jnp
 import numpy as np
 from jax import random
 
@@ -153,15 +152,9 @@ def _redrawn_from(run: Run) -> int:
 
 
 def _redrawn(run: Run, rng_key: PRNGKey, here: AtRest) -> State:
-    """Replace the particles of small components by importance draws.
-
-    These are nearly independent, where particles descend from each other.
-    """
-    num_draws, state = _redrawn_from(run), here.state
+    """Replace the particles of small components by importance draws."""
+    num_draws = _redrawn_from(run)
     draws = _draws(run, random.fold_in(rng_key, 1), here, num_draws)
-    key = random.fold_in(state.rng_key, 5)
-    position, potential = estimation.redraw(run.fixed, key, run.placed, here.params, draws)
-    run.num_evaluations += num_draws * len(position)
-    equal = jnp.zeros_like(state.cloud.log_weight)
-    cloud = state.cloud._replace(position=position, potential=potential, log_weight=equal)
-    return state._replace(cloud=cloud)
+    drawn = estimation.weigh(run.fixed, run.placed, here.params, draws)
+    run.num_evaluations += run.fixed.settings.num_islands * num_draws
+    return clouds.redrawn(run, here.state, drawn)

@@ -120,19 +120,6 @@ def test_the_more_precise_estimate_is_chosen_unless_they_differ(
     assert tuple(map(bool, modes.choose(bridge, drawn))) == expected
 
 
-def test_draws_are_resampled_by_their_weights():
-    num_islands, num_draws, num_particles = 200, 50, 10
-    position = random.normal(random.key(3), (num_islands, num_draws, 1))
-    drawn = modes.draw_cloud(
-        random.key(4),
-        num_particles,
-        Weighed(position, position[..., 0] ** 2, 0.7 * position[..., 0], jnp.zeros(())),
-    )
-    assert_mean(np.asarray(drawn.position).mean((1, 2)), 0.7, 0.15)
-    np.testing.assert_allclose(drawn.potential, drawn.position[..., 0] ** 2, rtol=1e-6)
-    assert not drawn.log_weight.any()
-
-
 # In eight dimensions annealing loses the narrow mode: that it is said has its own test below.
 @pytest.mark.filterwarnings("ignore:A bridge from the particles:UserWarning")
 @pytest.mark.parametrize("dim", [2, 8])
