@@ -69,9 +69,7 @@ class Problem(NamedTuple):
     potential_fn: Potential
     potential_at: Callable[[Array], Potential] | None
     partition: Partition
-    scores_at_once: (
-        bool  # found along with the gradient, else apart where a plan needs them
-    )
+    scores_at_once: bool  # found with the gradient, else apart where a plan needs them
     unravel: Callable[[Array], Tree]
     ravel: Callable[[Tree], Array]
     is_free: Array  # (num_params,), parameters on the real line

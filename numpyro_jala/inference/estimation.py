@@ -26,7 +26,7 @@ from numpyro_jala.engine.weights import log_mean_exp, normalise
 from numpyro_jala.inference import evidence, importance, programs
 from numpyro_jala.inference.evidence import Bridge, Gaussian
 from numpyro_jala.inference.importance import Importance
-from numpyro_jala.inference.information import Cloud, Moments, Question, moments
+from numpyro_jala.inference.information import Moments, Question, moments
 from numpyro_jala.inference.programs import Data, Fixed
 
 #: Draws of an island that are evaluated at a time where there are many components.
@@ -44,21 +44,13 @@ class Together(NamedTuple):
 
 def put_together(clouds: list[smc.Cloud]) -> Together:
     """Take several clouds as one."""
-    weight, potential, position, gradient = (
-        jnp.concatenate(parts, axis=axis)
-        for axis, parts in zip(
-            (2, 2, 1, 1),
-            zip(
-                *(
-                    (normalise(c.log_weight), c.potential, c.position, c.gradient)
-                    for c in clouds
-                ),
-                strict=True,
-            ),
-            strict=True,
-        )
+    weight = jnp.concatenate([normalise(cloud.log_weight) for cloud in clouds], 2)
+    return Together(
+        weight / len(clouds),
+        jnp.concatenate([cloud.position for cloud in clouds], 1),
+        jnp.concatenate([cloud.gradient for cloud in clouds], 1),
+        jnp.concatenate([cloud.potential for cloud in clouds], 2),
     )
-    return Together(weight / len(clouds), position, gradient, potential)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -332,4 +324,4 @@ def louis(
     layout, most_dense = fixed.layout, fixed.settings.most_dense or 0
     potential_fn = layout.potential(data.arrays)
     question = Question(potential_fn, layout.partition, params, most_dense, follows)
-    return share(moments(question, Cloud(normalise(cloud.log_weight), cloud.position)))
+    return share(moments(question, normalise(cloud.log_weight), cloud.position))

@@ -41,13 +41,6 @@ class Moments(NamedTuple):
     curvature: Array  # (num_islands, num_params, num_params)
 
 
-class Cloud(NamedTuple):
-    """Particles at the parameters, with weights normalised in islands and components."""
-
-    weight: Array  # (num_islands, components, num_particles)
-    position: Array  # (num_islands, num_particles, dim)
-
-
 class Question(NamedTuple):
     """What is asked of a cloud, and how its particles may follow the parameters.
 
@@ -65,14 +58,13 @@ class Question(NamedTuple):
 
 
 def _follow(
-    question: Question, cloud: Cloud
+    question: Question, weight: Array, position: Array
 ) -> tuple[list[flow.Frame], list[flow.Flow], Array]:
     """Return how the particles follow each parameter, and the scores if they do.
 
     Frames and flows are of each block of components.
     """
     potential_fn, partition, params, most_dense, _ = question
-    weight, position = cloud
     ones = jnp.ones(weight.shape[:2], position.dtype)
     gradient, scores = _derive(question, Target(params, ones), position)
     alive = weight[..., None] > 0
@@ -144,11 +136,18 @@ def _where_first(mask: Array, leaf: Array) -> Array:
     return jnp.where(mask.reshape(-1, *(1,) * (leaf.ndim - 2)), leaf, 0.0)
 
 
-def moments(question: Question, cloud: Cloud) -> Moments:
-    """Average the scores, their squares and the second derivatives over each island."""
-    frames, flows, scores = _follow(question, cloud)
+def moments(question: Question, weight: Array, position: Array) -> Moments:
+    """Average the scores, their squares and the second derivatives over each island.
+
+    Parameters
+    ----------
+    weight
+        Normalised in islands and components, (num_islands, components, num_particles).
+    position
+        Of particles at the parameters, (num_islands, num_particles, dim).
+    """
+    frames, flows, scores = _follow(question, weight, position)
     potential_fn, partition, params = question[:3]
-    weight, position = cloud
     by_particle = jnp.swapaxes(weight, 1, 2)
     ones = jnp.ones(weight.shape[1:2], position.dtype)
     xs = partition.split(position)

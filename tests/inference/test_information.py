@@ -18,7 +18,6 @@ from numpyro_jala.engine.partition import joint, partition
 from numpyro_jala.engine.weights import normalise
 from numpyro_jala.inference import information
 from numpyro_jala.inference.information import (
-    Cloud,
     Information,
     Moments,
     Question,
@@ -111,7 +110,7 @@ def informed(potential_fn, position, dense, follows=True, parts=ALL):
     weight = jnp.tile(pattern[: parts.num_components], num_particles // 4)
     weight = jnp.tile(weight / weight.sum(-1, keepdims=True), (num_islands, 1, 1))
     question = asked(potential_fn, parts, dense, follows)
-    return information.combine([information.moments(question, Cloud(weight, position))])
+    return information.combine([information.moments(question, weight, position)])
 
 
 ERROR = jnp.array([0.4, 1.0, 2.0, 0.6, 1.5, 0.8])
@@ -251,10 +250,8 @@ def test_a_dead_island_says_nothing():
     position = exact_draws(4, 16)
     weight = jnp.full((4, 1, 16), 1 / 16).at[3].set(0.0)
     question = asked(potential, ALL, dense=True)
-    found = information.combine([information.moments(question, Cloud(weight, position))])
-    alone = information.combine(
-        [information.moments(question, Cloud(weight[:3], position[:3]))]
-    )
+    found = information.combine([information.moments(question, weight, position)])
+    alone = information.combine([information.moments(question, weight[:3], position[:3])])
     np.testing.assert_allclose(found.score, alone.score, rtol=1e-4)
     np.testing.assert_allclose(found.observed, alone.observed, rtol=1e-3)
 
