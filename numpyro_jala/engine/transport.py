@@ -70,7 +70,7 @@ def _regress(weight: Array, gradient: Array, rate: Array, factor: Array) -> Arra
 
 
 def _learn_block(
-    weight: Array, x: Array, gradient: Array, rate: Array, factor: Array, last: Array
+    weight: Array, x: Array, gradient: Array, rate: Array, factor: Array
 ) -> tuple[Array, bool]:
     """Return what a block learns, and whether that is noisy."""
     num_islands, _, num_particles = weight.shape
@@ -118,7 +118,7 @@ def learn(
     )
     learned, saved = [], []
     for own, x, gradient, own_rate, block, before in parts:
-        fresh, is_noisy = _learn_block(own, x, gradient, own_rate, block, before)
+        fresh, is_noisy = _learn_block(own, x, gradient, own_rate, block)
         if is_noisy:
             fresh = memory * jnp.swapaxes(before, -1, -2) + (1 - memory) * fresh
         fresh = jnp.nan_to_num(fresh, posinf=0.0, neginf=0.0)

@@ -41,9 +41,9 @@ class AtRest(NamedTuple):
     level: Array  # (components,)
 
 
-def go(run: Run, state: State, params: Array, wait: int = SETTLE) -> State:
-    """Bring the particles to some parameters, in ``wait`` steps, and let them settle."""
-    return run_steps(run, state, REST, SETTLE, params, wait)
+def go(run: Run, state: State, params: Array) -> State:
+    """Bring the particles to some parameters, a bit at each step."""
+    return run_steps(run, state, REST, SETTLE, params, SETTLE if params.size else 0)
 
 
 def stay(run: Run, state: State, params: Array) -> State:

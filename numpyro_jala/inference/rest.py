@@ -15,8 +15,8 @@ from numpyro_jala._typing import Array
 from numpyro_jala.engine.smc import Cloud
 from numpyro_jala.engine.state import REST, State
 from numpyro_jala.engine.weights import normalise
+from numpyro_jala.inference import clouds
 from numpyro_jala.inference.loop import run_steps
-from numpyro_jala.inference.programs import SETTLE
 from numpyro_jala.inference.record import Run, Unsettled
 
 #: Moves of each round. After the last, what is left is told.
@@ -27,7 +27,7 @@ FORGOTTEN = 0.05
 
 def settle(run: Run, state: State, params: Array) -> State:
     """Rest at the parameters, one component as long as it takes."""
-    state = run_steps(run, state, REST, SETTLE, params, SETTLE if params.size else 0)
+    state = clouds.go(run, state, params)
     if not run.fixed.layout.partition.is_joint or run.data.mode is not None:
         return state
     left = jnp.ones(run.fixed.layout.dim)
