@@ -21,11 +21,11 @@ import jax.numpy as jnp
 from jax import lax, random
 
 from numpyro_jala._typing import Array, PRNGKey
-from numpyro_jala.engine import em, langevin, smc
+from numpyro_jala.engine import em, evaluation, langevin
+from numpyro_jala.engine.evaluation import Target
 from numpyro_jala.engine.factor import IDENTITY
 from numpyro_jala.engine.langevin import Kernel
 from numpyro_jala.engine.partition import joint
-from numpyro_jala.engine.smc import Target
 from numpyro_jala.engine.state import Problem, traced
 
 
@@ -78,10 +78,10 @@ def initial_state(
 
 def evaluate_model(
     problem: Problem, params: Array, position: Array
-) -> tuple[smc.Derivatives, Array]:
+) -> tuple[evaluation.Derivatives, Array]:
     """Evaluate the model once at every particle; return the mean score as well."""
     target = Target(params, jnp.ones((1, 1), position.dtype))
-    found, score_fn = smc.evaluate_model(
+    found, score_fn = evaluation.evaluate_model(
         problem.potential_fn, problem.partition, target, position, each=False
     )
     return found, score_fn(jnp.full_like(found.potential, 1 / position.shape[1]))

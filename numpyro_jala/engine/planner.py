@@ -11,8 +11,8 @@ from jax import lax
 
 from numpyro_jala._typing import Array
 from numpyro_jala.backend import blocks
-from numpyro_jala.engine import em, smc, tempering, transport
-from numpyro_jala.engine.smc import Target
+from numpyro_jala.engine import em, evaluation, tempering, transport
+from numpyro_jala.engine.evaluation import Target
 from numpyro_jala.engine.state import (
     ANNEAL,
     ANNEAL_FIXED,
@@ -56,7 +56,7 @@ def plan(
     problem: Problem,
     settings: Settings,
     state: State,
-    score_fn: smc.ScoreFn,
+    score_fn: evaluation.ScoreFn,
     stage: Array,
 ) -> tuple[Plan, Any]:
     """Choose the next target on the state's weights, which must not be resampled yet."""
@@ -235,7 +235,7 @@ def _optimiser_step(
     settings: Settings,
     state: State,
     weight: Array,
-    score_fn: smc.ScoreFn,
+    score_fn: evaluation.ScoreFn,
     stage: Array,
 ) -> tuple[Array, Array, Any]:
     """Return the step of a given optimiser, the score, and the optimiser's state."""

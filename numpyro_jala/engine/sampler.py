@@ -15,7 +15,7 @@ from jax import lax, random
 from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.backend.precision import exactly
 from numpyro_jala.backend.sharding import share, spread
-from numpyro_jala.engine import em, mixture, smc
+from numpyro_jala.engine import em, evaluation, mixture, smc
 from numpyro_jala.engine.adaptation import (
     MOVE_VARIANCE,
     adapt_step_size,
@@ -26,13 +26,14 @@ from numpyro_jala.engine.adaptation import (
     tested_multiplier,
     weight_variance,
 )
+from numpyro_jala.engine.evaluation import Target
 from numpyro_jala.engine.factor import IDENTITY, Factor
 from numpyro_jala.engine.geometry import is_collapsed, loo_factor
 from numpyro_jala.engine.langevin import Kernel, draw_noise
 from numpyro_jala.engine.loo import loo_island_mean, loo_sum
 from numpyro_jala.engine.planner import plan
 from numpyro_jala.engine.resampling import SCHEMES
-from numpyro_jala.engine.smc import Cloud, Target
+from numpyro_jala.engine.smc import Cloud
 from numpyro_jala.engine.state import (
     ANNEAL,
     ANNEAL_FIXED,
@@ -54,8 +55,8 @@ _ENOUGH_DRAWS = 25
 
 def _evaluate(
     problem: Problem, settings: Settings, target: Target, position: Array
-) -> tuple[smc.Derivatives, smc.ScoreFn]:
-    return smc.evaluate_model(
+) -> tuple[evaluation.Derivatives, evaluation.ScoreFn]:
+    return evaluation.evaluate_model(
         problem.potential_fn,
         problem.partition,
         target,
@@ -237,7 +238,7 @@ def _with_scores(
         return cloud
 
     def fresh() -> Array:
-        return smc.evaluate_scores(
+        return evaluation.evaluate_scores(
             problem.potential_fn, target, cloud.position, problem.block
         )[1]
 
@@ -331,7 +332,7 @@ def _move(
     state: State,
     way: _Way,
     jumps: smc.Jumps | None,
-) -> tuple[Cloud, Array, smc.ScoreFn, tuple[smc.StepInfo, Array]]:
+) -> tuple[Cloud, Array, evaluation.ScoreFn, tuple[smc.StepInfo, Array]]:
     """Move the particles and learn from it; also return the step sizes they had."""
     target, fixed_target, ascending, needs_scores = way
     loo_step_size = _loo_step_size(settings, state)
@@ -399,7 +400,7 @@ def _plan(
     problem: Problem,
     settings: Settings,
     moved: State,
-    score_fn: smc.ScoreFn,
+    score_fn: evaluation.ScoreFn,
     stage: Array,
     needed: Array,
 ) -> tuple[Plan, Any]:

@@ -11,9 +11,10 @@ from jax.sharding import Mesh
 
 from numpyro_jala._typing import Array, Potential, PRNGKey, Tree
 from numpyro_jala.engine import em
+from numpyro_jala.engine.evaluation import Target
 from numpyro_jala.engine.factor import Factor
 from numpyro_jala.engine.partition import Partition
-from numpyro_jala.engine.smc import Cloud, Target
+from numpyro_jala.engine.smc import Cloud
 from numpyro_jala.engine.tempering import DROP
 
 #: Stages: equilibrate at given parameters, anneal while the parameters move or at fixed ones,

@@ -19,9 +19,9 @@ from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.backend import blocks
 from numpyro_jala.backend.precision import exactly
 from numpyro_jala.backend.sharding import on_mesh, share, spread
-from numpyro_jala.engine import smc
+from numpyro_jala.engine import evaluation, smc
+from numpyro_jala.engine.evaluation import Target
 from numpyro_jala.engine.resampling import systematic
-from numpyro_jala.engine.smc import Target
 from numpyro_jala.engine.weights import log_mean_exp, normalise
 from numpyro_jala.inference import evidence, importance, programs
 from numpyro_jala.inference.evidence import Bridge, Gaussian
@@ -298,7 +298,9 @@ def score_of_particles(fixed: Fixed, data: Data, params: Array, cloud: smc.Cloud
         programs.potential_at(fixed, data, params),
         programs.block_size(fixed),
     )
-    potential, scores = smc.evaluate_scores(potential_fn, target, cloud.position, block)
+    potential, scores = evaluation.evaluate_scores(
+        potential_fn, target, cloud.position, block
+    )
     log_weight = jnp.log(normalise(cloud.log_weight))
     change = cloud.potential - potential
     alive = jnp.isfinite(log_weight) & jnp.isfinite(change)

@@ -21,9 +21,9 @@ import numpy as np
 from jax import lax
 
 from numpyro_jala._typing import Array, Potential
-from numpyro_jala.engine import flow, smc, transport
+from numpyro_jala.engine import evaluation, flow, transport
+from numpyro_jala.engine.evaluation import Target
 from numpyro_jala.engine.partition import Partition
-from numpyro_jala.engine.smc import Target
 
 #: With less information than this on an unconstrained scale a parameter is known up to
 #: a factor of ten at best: for all that the data say it is at the edge of its support.
@@ -109,10 +109,12 @@ def _derive(question: Question, target: Target, position: Array) -> tuple[Array,
     """Return gradients and scores of particles."""
     potential_fn, partition = question[:2]
     at_once = partition.is_joint
-    found, _ = smc.evaluate_model(potential_fn, partition, target, position, True, at_once)
+    found, _ = evaluation.evaluate_model(
+        potential_fn, partition, target, position, True, at_once
+    )
     if at_once:
         return found.gradient, found.scores
-    return found.gradient, smc.evaluate_scores(potential_fn, target, position)[1]
+    return found.gradient, evaluation.evaluate_scores(potential_fn, target, position)[1]
 
 
 def _where_it_helps(

@@ -18,10 +18,10 @@ from numpyro_jala.backend import blocks, compilation
 from numpyro_jala.backend.precision import exactly
 from numpyro_jala.backend.sharding import on_mesh
 from numpyro_jala.engine import em, laplace, sampler, smc
+from numpyro_jala.engine.evaluation import Target
 from numpyro_jala.engine.langevin import draw_noise
 from numpyro_jala.engine.laplace import Whitening
 from numpyro_jala.engine.resampling import systematic
-from numpyro_jala.engine.smc import Target
 from numpyro_jala.engine.state import (
     ANNEAL,
     ANNEAL_FIXED,

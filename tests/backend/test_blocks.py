@@ -8,9 +8,9 @@ from jax import lax, random
 
 from numpyro_jala import JALAEM
 from numpyro_jala.backend import blocks
-from numpyro_jala.engine import planner, smc, transport
+from numpyro_jala.engine import evaluation, planner, transport
+from numpyro_jala.engine.evaluation import Target
 from numpyro_jala.engine.partition import joint, partition
-from numpyro_jala.engine.smc import Target
 from numpyro_jala.engine.weights import normalise
 from numpyro_jala.inference import programs
 from tests.tools import SCHOOLS, normal_means, normal_means_log_likelihood
@@ -93,7 +93,7 @@ def test_blocks_give_what_all_at_once_give(most, cloud, problem):
     target = Target(params, temperature)
 
     def evaluate(block):
-        return smc.evaluate_model(
+        return evaluation.evaluate_model(
             potential, partition_, target, position, True, block=block
         )
 
@@ -105,7 +105,8 @@ def test_blocks_give_what_all_at_once_give(most, cloud, problem):
     weight = random.uniform(random.key(2), (2, num_components, 11))
     np.testing.assert_allclose(whole_fn(weight), parts_fn(weight), rtol=1e-4)
     scores = [
-        smc.evaluate_scores(potential, target, position, block)[1] for block in (None, most)
+        evaluation.evaluate_scores(potential, target, position, block)[1]
+        for block in (None, most)
     ]
     np.testing.assert_allclose(*scores, rtol=2e-5, atol=1e-4)
     if problem is JOINT:
@@ -124,7 +125,9 @@ def test_blocks_take_less_memory():
 
     def memory(block):
         evaluate = jax.jit(
-            lambda x: smc.evaluate_model(wide, JOINT[0], target, x, True, block=block)[0]
+            lambda x: evaluation.evaluate_model(
+                wide, JOINT[0], target, x, True, block=block
+            )[0]
         )
         shape = jax.ShapeDtypeStruct((2, 5_000, 3), jnp.float32)
         return evaluate.lower(shape).compile().memory_analysis().temp_size_in_bytes

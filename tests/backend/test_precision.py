@@ -10,8 +10,8 @@ from jax import lax, random
 
 from numpyro_jala import JALAEM, PGD
 from numpyro_jala.backend.precision import HIGHEST, THREE_PASSES, choose, exactly, roughly
-from numpyro_jala.engine import sampler, smc
-from numpyro_jala.engine.smc import Target
+from numpyro_jala.engine import evaluation, sampler
+from numpyro_jala.engine.evaluation import Target
 from numpyro_jala.engine.state import EM_STEP
 from numpyro_jala.inference import estimation, programs
 
@@ -157,7 +157,7 @@ def test_only_gradients_may_be_rough():
 
     def evaluate(position, rough):
         arguments = problem.potential_fn, problem.partition, target, position
-        return smc.evaluate_model(*arguments, True, rough_gradient=rough)[0]
+        return evaluation.evaluate_model(*arguments, True, rough_gradient=rough)[0]
 
     def found(rough):
         jaxpr = jax.make_jaxpr(lambda x: evaluate(x, rough))(jnp.zeros((2, 4, 3)))

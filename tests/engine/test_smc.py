@@ -10,13 +10,13 @@ import pytest
 import scipy.special
 from jax import lax, random
 
-from numpyro_jala.engine import langevin, smc
+from numpyro_jala.engine import evaluation, langevin, smc
 from numpyro_jala.engine.adaptation import momentum_memory
+from numpyro_jala.engine.evaluation import Target
 from numpyro_jala.engine.factor import IDENTITY, Factor
 from numpyro_jala.engine.langevin import Kernel
 from numpyro_jala.engine.partition import joint, partition
 from numpyro_jala.engine.resampling import SCHEMES, systematic
-from numpyro_jala.engine.smc import Target
 from tests.tools import assert_mean
 
 NUM_STEPS, NUM_PARTICLES = 4, 16
@@ -79,7 +79,7 @@ def run_steps(parts, rng_key, factor, step_size, shift, threshold, pause, memory
     pace, size = jnp.linspace(1.0, 1.4, num_components), 0.8 ** jnp.arange(num_components)
 
     def evaluate_at(target, x):
-        return smc.evaluate_model(potential_fn, parts, target, x, True)
+        return evaluation.evaluate_model(potential_fn, parts, target, x, True)
 
     cold = Target(params, jnp.zeros((1, num_components)))
     found, _ = evaluate_at(cold, position)
@@ -195,9 +195,9 @@ def resting(parts, num_particles, keeps_momentum, potential_fn=None):
     potential_fn = potential_fn or potential_of(parts)
 
     def evaluate(x):
-        found, score_fn = smc.evaluate_model(potential_fn, parts, target, x, True)
+        found, score_fn = evaluation.evaluate_model(potential_fn, parts, target, x, True)
         if not parts.is_joint:
-            scores = smc.evaluate_scores(potential_fn, target, x)[1]
+            scores = evaluation.evaluate_scores(potential_fn, target, x)[1]
             found = found._replace(scores=scores)
         return found, score_fn
 
@@ -351,7 +351,7 @@ def test_a_particle_that_leaves_the_support_dies_and_the_rest_live(columns):
         return jnp.where(x > 0, -jnp.log(x) + x, jnp.nan)
 
     parts, target = joint(1), Target(jnp.zeros(0), jnp.ones((1, 1)))
-    evaluate = lambda x: smc.evaluate_model(cliff, parts, target, x, True)  # noqa: E731
+    evaluate = lambda x: evaluation.evaluate_model(cliff, parts, target, x, True)  # noqa: E731
     position = jnp.array([[[0.01], [2.0], [3.0]]])
     found, _ = evaluate(position)
     momentum = 0 * position[..., :columns]
@@ -379,7 +379,7 @@ def test_a_component_that_leaves_its_support_dies_alone(columns, broken):
         return jnp.zeros(2).at[parts.owner].add(terms)
 
     target = Target(jnp.zeros(0), jnp.ones((1, 2)))
-    evaluate = lambda x: smc.evaluate_model(cliff, parts, target, x, True)  # noqa: E731
+    evaluate = lambda x: evaluation.evaluate_model(cliff, parts, target, x, True)  # noqa: E731
     # Of the first particle the second component falls, of the last the first.
     position = jnp.array([[[2.0, 3.0, 0.01], [2.0, 2.0, 2.0], [1.0, 0.02, 3.0]]])
     momentum = 0 * position[..., :columns]
@@ -404,85 +404,12 @@ def test_a_component_that_leaves_its_support_dies_alone(columns, broken):
 
 
 def test_the_evidence_that_is_given_is_counted_once():
-    found = smc.Derivatives(
+    found = evaluation.Derivatives(
         jnp.zeros((2, 3, 4)), jnp.zeros((2, 4, 6)), jnp.zeros((2, 3, 4)), jnp.zeros(0)
     )._replace(scores=jnp.zeros((2, 3, 4, 0)))
     rows = jnp.zeros((2, 4, 6))
     cloud = smc.initial_cloud(SEVERAL, rows, rows, found, jnp.asarray(-7.5))
     np.testing.assert_allclose(smc.log_evidence(cloud).sum(1), -7.5)
-
-
-@pytest.mark.parametrize("parts", [JOINT, SEVERAL], ids=["one", "several"])
-def test_pull_back_of_weights_is_the_weighted_sum_of_scores(parts):
-    potential_fn, num_components = potential_of(parts), parts.num_components
-    temperature = jnp.array([[0.4, 0.6, 0.5], [1.0, 0.7, 0.2]])[:, :num_components]
-    target = Target(PARAMS, temperature)
-    position = random.normal(random.key(0), (2, 5, parts.dim))
-    weight = random.uniform(random.key(1), (2, num_components, 5))
-    each, summed = smc.evaluate_model(potential_fn, parts, target, position, True)
-    pooled, pull = smc.evaluate_model(potential_fn, parts, target, position, False)
-    scores = each.scores
-    if parts is SEVERAL:  # found apart, where they are needed
-        assert (scores == 0).all()
-        scores = smc.evaluate_scores(potential_fn, target, position)[1]
-        several = jnp.einsum("jcn,jcnp->p", weight, scores)
-    else:
-        several = summed(weight)
-    assert scores.shape == (2, num_components, 5, 2)
-    np.testing.assert_allclose(pull(weight), several, rtol=1e-5)
-    for name in ("potential", "gradient", "slope"):
-        np.testing.assert_allclose(
-            getattr(each, name), getattr(pooled, name), rtol=1e-5, atol=1e-6
-        )
-    by_hand = jax.grad(
-        lambda p: sum(
-            weight[j, :, i] @ potential_fn(p, temperature[j], position[j, i])
-            for j in range(2)
-            for i in range(5)
-        )
-    )(target.params)
-    np.testing.assert_allclose(several, by_hand, rtol=1e-5)
-    ones, x = jnp.ones(num_components), position[0, 0]
-    slope = potential_fn(jnp.zeros(2), ones, x) - potential_fn(jnp.zeros(2), 0 * ones, x)
-    change = potential_fn(PARAMS, ones, x) - potential_fn(PARAMS, 0 * ones, x)
-    assert (slope != change).all()
-    np.testing.assert_allclose(each.slope[0, :, 0], change, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("labels", [[2, 1, 2, 0, 1, 2], [0, 1, 0, 0, 0, 1]])
-def test_forward_and_reverse_modes_agree(labels):
-    parts = partition(np.array(labels))
-    assert parts.has_small_components == (max(parts.sizes) <= 3)
-    target = Target(PARAMS, jnp.array([[0.4, 0.9, 0.7]])[:, : parts.num_components])
-    position = random.normal(random.key(0), (1, 5, 6))
-    found, _ = smc.evaluate_model(potential_of(parts), parts, target, position, True)
-
-    def total(x):
-        return potential_of(parts)(PARAMS, target.temperature[0], x).sum()
-
-    expected = jax.vmap(jax.grad(total))(position[0])
-    np.testing.assert_allclose(found.gradient[0], expected, rtol=1e-5, atol=1e-6)
-
-
-def test_scores_in_blocks_and_of_many_parameters_are_the_same():
-    def many(params, temperature, x):
-        terms = jnp.sin(params.sum() * x) + params[:6] * x**2
-        return jnp.zeros(3).at[SEVERAL.owner].add(terms)
-
-    position = random.normal(random.key(0), (2, 5, 6))
-    params = jnp.linspace(0.1, 0.5, 20)
-    target = Target(params, jnp.ones((2, 3)))
-    expected = jax.vmap(
-        jax.vmap(jax.jacrev(lambda p, x: many(p, jnp.ones(3), x)), (None, 0)), (None, 0)
-    )(params, position)
-    for block in (None, 2):
-        found = smc.evaluate_scores(many, target, position, block)[1]
-        np.testing.assert_allclose(
-            found, jnp.swapaxes(expected, 1, 2), rtol=1e-4, atol=1e-5
-        )
-    without = target._replace(params=params[:0])
-    none = smc.evaluate_scores(lambda p, *rest: many(params, *rest), without, position)[1]
-    assert none.shape == (2, 3, 5, 0)
 
 
 @pytest.mark.parametrize("parts", [JOINT, SEVERAL], ids=["one", "several"])
@@ -503,7 +430,7 @@ def test_momentum_carries_particles_as_far_as_the_dynamics_say():
         return 0.5 * (x - 3.0) ** 2
 
     def evaluate(x):
-        return smc.evaluate_model(bowl, parts, target, x, True)
+        return evaluation.evaluate_model(bowl, parts, target, x, True)
 
     @jax.jit
     def wander(keys):

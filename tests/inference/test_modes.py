@@ -9,7 +9,7 @@ from jax import random
 from scipy import stats
 
 from numpyro_jala import JALAEM
-from numpyro_jala.engine import smc
+from numpyro_jala.engine import evaluation, smc
 from numpyro_jala.engine.partition import joint
 from numpyro_jala.inference import modes
 from numpyro_jala.inference.evidence import Bridge
@@ -75,7 +75,9 @@ def test_jumps_leave_the_target_as_it_is_and_cross():
         zeros = jnp.zeros((num_islands, 1, num_particles))
         potential = -log_two(x, dim)[:, None]
         none = jnp.zeros((*zeros.shape, 0))
-        return smc.Derivatives(potential, jnp.zeros_like(x), zeros, none), lambda w: w
+        return evaluation.Derivatives(
+            potential, jnp.zeros_like(x), zeros, none
+        ), lambda w: w
 
     found, _ = evaluate(position)
     momentum = jnp.ones_like(position)

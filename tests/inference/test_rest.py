@@ -4,8 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from numpyro_jala.engine.evaluation import Derivatives
 from numpyro_jala.engine.partition import joint
-from numpyro_jala.engine.smc import Derivatives, initial_cloud
+from numpyro_jala.engine.smc import initial_cloud
 from numpyro_jala.inference.rest import forget
 
 ISLANDS, PARTICLES = 8, 4_000
