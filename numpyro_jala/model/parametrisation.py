@@ -42,7 +42,7 @@ def _standard(fn: Any) -> _Standard | None:
     while isinstance(fn, (dist.Independent, dist.ExpandedDistribution)):
         fn = fn.base_dist
     if isinstance(fn, dist.GaussianRandomWalk):
-        width = fn.scale[..., None]
+        width = jnp.asarray(fn.scale)[..., None]
         return _Standard(
             dist.Normal(),
             fn.scale,

@@ -31,6 +31,7 @@ def every_kind():
         numpyro.sample("positive", dist.LogNormal(mu, tau))
     numpyro.sample("matrix", dist.Laplace(0.0, tau).expand([2, 3]).to_event(1))
     numpyro.sample("walk", dist.GaussianRandomWalk(tau, 5))
+    numpyro.sample("walk_by_number", dist.GaussianRandomWalk(0.5, 3))
 
     def step(last, name, scale):
         return numpyro.sample(name, dist.Normal(0.5 * last, scale)), None
