@@ -82,6 +82,23 @@ def _damped_factor(energy: Energy, band: Band, x: Array, damping: Array) -> Band
     return banded.factorise(diagonal + added, below)
 
 
+def _begin(energy: Energy, band: Band, start: Array) -> _Search:
+    """Return a search that has not found anything yet."""
+    shape = (band.num_blocks, band.block, band.block)
+    nan = jnp.full(shape, jnp.nan, start.dtype)
+    zero = jnp.zeros((), start.dtype)
+    return _Search(
+        start,
+        energy(start),
+        BandFactor(nan, nan),
+        used=zero,
+        damping=zero,
+        decrease=zero + jnp.inf,
+        bent=jnp.asarray(False),
+        num_steps=jnp.zeros((), int),
+    )
+
+
 def find_mode(energy: Energy, band: Band, start: Array, if_convex: bool = False) -> Mode:
     """Minimise by damped Newton steps.
 
@@ -117,20 +134,7 @@ def find_mode(energy: Energy, band: Band, start: Array, if_convex: bool = False)
             count + 1,
         )
 
-    shape = (band.num_blocks, band.block, band.block)
-    nan = jnp.full(shape, jnp.nan, start.dtype)
-    zero = jnp.zeros((), start.dtype)
-    first = _Search(
-        start,
-        energy(start),
-        BandFactor(nan, nan),
-        zero,
-        zero,
-        zero + jnp.inf,
-        jnp.asarray(False),
-        jnp.zeros((), int),
-    )
-    found = lax.while_loop(unfinished, improve, first)
+    found = lax.while_loop(unfinished, improve, _begin(energy, band, start))
     # Where much damping is needed the potential has a saddle or a maximum.
     arrived = (found.decrease <= _NEAR) & (found.used <= _MOST_DAMPING)
     arrived &= jnp.isfinite(found.factor.inverse).all()

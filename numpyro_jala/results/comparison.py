@@ -122,16 +122,24 @@ def compare(
         found, key=lambda name: np.nan_to_num(-found[name].log_evidence, nan=np.inf)
     )
     ordered = [found[name] for name in names]
+    table = _tabulate(names, ordered, [prior[name] for name in names])
+    for sentence in _warning_messages(names, ordered, table):
+        warnings.warn(sentence, stacklevel=2)
+    return table
+
+
+def _tabulate(names: list[str], ordered: list[_Model], prior: list[float]) -> pd.DataFrame:
+    """Return a row for each model, the best first."""
     best = ordered[0]
     log_evidence = np.array([model.log_evidence for model in ordered])
     error = np.array([model.error for model in ordered])
     num_params = np.array([model.num_params for model in ordered])
     num_observations = np.array([model.num_observations for model in ordered])
-    log_posterior = log_evidence + np.log([prior[name] for name in names])
+    log_posterior = log_evidence + np.log(prior)
     share = np.exp(log_posterior - np.nanmax([*log_posterior, -np.inf]))
     diff_se = np.hypot(error, best.error)
     diff_se[0] = 0.0
-    table = pd.DataFrame(
+    return pd.DataFrame(
         {
             "rank": np.arange(len(names)),
             "log_evidence": log_evidence,
@@ -147,9 +155,6 @@ def compare(
         },
         index=names,
     )
-    for sentence in _warning_messages(names, ordered, table):
-        warnings.warn(sentence, stacklevel=2)
-    return table
 
 
 def _warning_messages(

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.extend.core import Literal
 
+from numpyro_jala.backend.blocks import inner_programs
 from numpyro_jala.model.dependence.values import Value, concrete
 
 
@@ -73,12 +74,6 @@ def num_equations(jaxpr: Any) -> int:
     """Count equations, with those of inner programs and of inner loops' iterations."""
     total = 0
     for equation in jaxpr.eqns:
-        inner = [
-            getattr(each, "jaxpr", each)
-            for param in equation.params.values()
-            for each in (param if isinstance(param, tuple | list) else (param,))
-            if hasattr(getattr(each, "jaxpr", each), "eqns")
-        ]
         repeats = equation.params.get("length", 1)
-        total += 1 + repeats * sum(num_equations(each) for each in inner)
+        total += 1 + repeats * sum(map(num_equations, inner_programs(equation)))
     return total
