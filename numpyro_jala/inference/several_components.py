@@ -57,9 +57,7 @@ def conclude_several(run: Run, state: State, params: Array, rng_key: PRNGKey) ->
     shares = np.asarray(sampled.ess)
     run.heavy_tail = _heavy_tail(run, here.params, draws, shares)
     bridge = importance.summed(sampled, fetch(draws.level))
-    state = here.state
-    if _can_redraw(run, shares):
-        state = _redrawn(run, draw_key, here)
+    state = _redrawn(run, draw_key, here, shares)
     return Ending(state, here.params, bridge, found)
 
 
@@ -137,24 +135,19 @@ def _heavy_tail(
     return None if tail < pareto.UNRELIABLE else HeavyTail(worst, tail)
 
 
-def _can_redraw(run: Run, shares: np.ndarray) -> bool:
-    """Tell whether importance draws are good and few enough to take particles from."""
+def _redrawn(run: Run, rng_key: PRNGKey, here: AtRest, shares: np.ndarray) -> State:
+    """Replace the particles of small components by draws, if these are good and few.
+
+    They are taken from twice as many, or a few more.
+    """
     settings, layout = run.fixed.settings, run.fixed.layout
-    size = settings.num_islands * _redrawn_from(run) * layout.dim
-    few = layout.partition.has_small_components and size <= _MOST_REDRAWN
-    return few and bool(shares.min() > _UNEQUAL)
-
-
-def _redrawn_from(run: Run) -> int:
-    """Return how many draws of an island its particles are taken from: twice as many."""
-    wanted = 2 ** math.ceil(math.log2(2 * run.fixed.settings.num_particles))
-    return min(wanted, run.fixed.settings.num_draws)
-
-
-def _redrawn(run: Run, rng_key: PRNGKey, here: AtRest) -> State:
-    """Replace the particles of small components by importance draws."""
-    num_draws = _redrawn_from(run)
+    wanted = 2 ** math.ceil(math.log2(2 * settings.num_particles))
+    num_draws = min(wanted, settings.num_draws)
+    are_few = settings.num_islands * num_draws * layout.dim <= _MOST_REDRAWN
+    are_good = layout.partition.has_small_components and shares.min() > _UNEQUAL
+    if not (are_few and are_good):
+        return here.state
     draws = _draws(run, random.fold_in(rng_key, 1), here, num_draws)
     drawn = estimation.weigh(run.fixed, run.placed, here.params, draws)
-    run.num_evaluations += run.fixed.settings.num_islands * num_draws
+    run.num_evaluations += settings.num_islands * num_draws
     return clouds.redrawn(run, here.state, drawn)
