@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax, random
 from jax.scipy.special import logsumexp
 
-from numpyro_jala._typing import Array, PRNGKey
+from numpyro_jala._typing import Array, Potential, PRNGKey
 from numpyro_jala.backend import blocks
 from numpyro_jala.backend.precision import exactly
 from numpyro_jala.backend.sharding import on_mesh, share, spread
@@ -31,6 +31,10 @@ from numpyro_jala.inference.programs import Data, Fixed
 
 #: Draws of an island that are evaluated at a time where there are many components.
 _DRAWS_AT_ONCE = 64
+#: Fewest draws at once, and most bytes of an array of the draws of all islands.
+_FEWEST_AT_ONCE, _MOST_BYTES = 8, 2**31
+#: Scores by up to so many params are found in forward mode, draw by draw.
+_FORWARD = 8
 
 
 class Together(NamedTuple):
@@ -73,15 +77,6 @@ def fit_loo(fixed: Fixed, clouds: list[smc.Cloud]) -> tuple[Gaussian, Array]:
     return gaussian, share(level)
 
 
-def _potentials(fixed: Fixed, data: Data, params: Array, draws: Array) -> Array:
-    """Return potentials (num_islands, num_draws, components), for each island's params."""
-    potential_fn = fixed.layout.potential(data.arrays)
-    ones = jnp.ones((fixed.layout.partition.num_components,), draws.dtype)
-    each = jax.vmap(potential_fn, (None, None, 0))
-    found: Array = jax.vmap(each, (0, None, 0))(params, ones, draws)
-    return found
-
-
 def evaluate_draws(fixed: Fixed, data: Data, params: Array, draws: Array) -> Array:
     """Return the potentials (num_islands, components, num_draws) of the posterior."""
     potential_fn = programs.potential_at(fixed, data, params)
@@ -122,6 +117,9 @@ def sobol_blocks(fixed: Fixed, num_draws: int) -> np.ndarray:
     partition = fixed.layout.partition
     points = importance.sobol_points(num_draws, int(partition.sizes.max()) + 1)
     size = min(_DRAWS_AT_ONCE, num_draws)
+    width = fixed.settings.num_islands * fixed.layout.width
+    while size > _FEWEST_AT_ONCE and size * width > _MOST_BYTES:
+        size //= 2
     blocks = points.reshape(-1, size, points.shape[1])
     return blocks.astype(fixed.layout.anchor.dtype)
 
@@ -258,6 +256,37 @@ class Score(NamedTuple):
     ess: Array  # (), the lowest of all components, as a share
 
 
+def _weigh_scores(
+    block: int | None,
+    potential_fn: Potential,
+    target: Target,
+    position: Array,
+    log_base: Array,
+) -> Array:
+    """Sum the scores of draws by their weights: (num_islands, num_params)."""
+    potential, scores = evaluation.evaluate_scores(potential_fn, target, position, block)
+    # Far out, where a draw weighs nothing, its derivatives may not be finite.
+    usable = jnp.isfinite(potential) & jnp.isfinite(scores).all(-1)
+    weight = jnp.where(usable, jnp.exp(log_base - potential), 0.0)
+    return jnp.einsum("icn,icnp->ip", weight, jnp.where(usable[..., None], scores, 0.0))
+
+
+def _weigh_scores_reverse(
+    potential_fn: Potential, target: Target, position: Array, log_base: Array
+) -> Array:
+    """Do the same for many parameters."""
+
+    def of_island(heat: Array, x: Array, base: Array) -> Array:
+        def potentials(values: Array) -> Array:
+            return jax.vmap(partial(potential_fn, values, heat))(x).T
+
+        potential, pull = jax.vjp(potentials, target.params)
+        weight = jnp.where(jnp.isfinite(potential), jnp.exp(base - potential), 0.0)
+        return pull(weight)[0]
+
+    return jax.vmap(of_island)(target.temperature, position, log_base)
+
+
 @partial(jax.jit, static_argnums=0)
 @on_mesh
 @exactly
@@ -273,16 +302,15 @@ def score(fixed: Fixed, data: Data, params: Array, draws: Draws) -> Score:
     # is left of the information after the latents' share is small beside it.
     pooled = log_mean_exp(found.islands.T)
     num_draws = np.prod(draws.points.shape[:2])
-    shared = jnp.broadcast_to(params, (len(found.islands), params.size))
+    target = Target(params, jnp.ones_like(found.islands))
+    potential_fn = fixed.layout.potential(data.arrays)
+    weigh_scores: Callable[..., Array] = _weigh_scores_reverse
+    if params.size <= _FORWARD:
+        weigh_scores = partial(_weigh_scores, programs.block_size(fixed))
 
     def second(position: Array, log_base: Array) -> Array:
-        def potentials(values: Array) -> Array:
-            return jnp.swapaxes(_potentials(fixed, data, values, position), 1, 2)
-
-        potential, pull = jax.vjp(potentials, shared)
-        log_weight = log_base - potential - pooled[:, None]
-        weight = jnp.where(jnp.isfinite(potential), jnp.exp(log_weight), 0.0)
-        return pull(weight / num_draws)[0]
+        log_base = log_base - pooled[:, None]
+        return weigh_scores(potential_fn, target, position, log_base) / num_draws
 
     summed = _over_blocks(fixed, draws, second).sum(0)
     return share(Score(found.log_evidence.sum(), summed, found.ess.min()))

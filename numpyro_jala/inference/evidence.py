@@ -109,7 +109,9 @@ class Compared(NamedTuple):
     pareto_shape: float
 
 
-def bridge(weight: Array, at_particles: Array, at_draws: Array) -> Bridge:
+def bridge(
+    weight: Array, at_particles: Array, at_draws: Array, is_quasi: bool = False
+) -> Bridge:
     """Solve for the evidence, given log-ratios of target to Gaussian.
 
     Parameters
@@ -118,6 +120,8 @@ def bridge(weight: Array, at_particles: Array, at_draws: Array) -> Bridge:
         Of the particles, normalised within each island, (num_islands, num_particles).
     at_particles, at_draws
         Log-ratios at the particles and at draws from the Gaussians, by island.
+    is_quasi
+        Whether an island's draws are of one shifted sequence, not independent.
     """
     num_islands = weight.shape[0]
     squares = jnp.sum(weight**2)
@@ -144,9 +148,10 @@ def bridge(weight: Array, at_particles: Array, at_draws: Array) -> Bridge:
     log_drawn, log_kept = draw_terms(log_z), particle_terms(log_z)
     level = log_mean_exp(log_kept)
     drawn, kept = jnp.exp(log_drawn - level), jnp.exp(log_kept - level)
-    # Draws are independent and particles only between islands. Where the Gaussian is
-    # nearly the target, an island's term is a product of its own deviation and that of
-    # the rest, each pair of islands counts twice, and the plain variance is half of it.
+    # Particles are independent only between islands. Where the Gaussian is nearly the
+    # target, an island's term is a product of its own deviation and that of the rest,
+    # each pair of islands counts twice, and the plain variance is half of it.
+    drawn = drawn.mean(1) if is_quasi else drawn
     variance = jnp.var(drawn, ddof=1) / drawn.size + 2 * jnp.var(kept, ddof=1) / num_islands
     error = jnp.sqrt(variance) / slope
     own = log_mean_exp(log_drawn) - log_kept

@@ -12,6 +12,7 @@ With draws :math:`x_k` from :math:`q` the evidence of a component is the mean of
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -161,7 +162,8 @@ def bridged(
     at_particles, at_draws
         Log-ratios of target to proposal.
     """
-    together = jax.vmap(bridge, 1)(weight, at_particles, at_draws)
+    bridge_fn = partial(bridge, is_quasi=True)
+    together = jax.vmap(bridge_fn, 1)(weight, at_particles, at_draws)
     return Importance(
         jnp.asarray(together.log_evidence),
         jnp.asarray(together.standard_error) ** 2,

@@ -206,7 +206,7 @@ def combine(all_moments: list[Moments]) -> Information:
     Of a mean of few particles the square is high by its noise, which the islands show.
     """
     score, outer, curvature = (
-        np.mean(np.asarray(parts, np.float64), axis=0)
+        np.add.reduce([np.asarray(part, np.float64) for part in parts]) / len(parts)
         for parts in zip(*all_moments, strict=True)
     )
     squares = np.isfinite(outer + curvature).all((1, 2))
@@ -217,9 +217,10 @@ def combine(all_moments: list[Moments]) -> Information:
     score, outer, curvature = score[alive], outer[alive], curvature[alive]
     mean, num_islands = score.mean(0), len(score)
     apart = score - mean
-    pairs = np.einsum("jcp,cq->jpq", score, mean)
+    pairs = np.swapaxes(score, 1, 2) @ mean
     covariance = outer - pairs - np.swapaxes(pairs, 1, 2) + mean.T @ mean
-    noise = np.einsum("jcp,jcq->pq", apart, apart) / max(num_islands - 1, 1) / num_islands
+    flat = apart.reshape(-1, apart.shape[-1])
+    noise = flat.T @ flat / max(num_islands - 1, 1) / num_islands
     observed = curvature - covariance - noise
     observed = (observed + np.swapaxes(observed, 1, 2)) / 2
     if num_islands == 1:

@@ -29,7 +29,8 @@ from numpyro_jala.inference.estimation import Draws, Score
 from numpyro_jala.inference.information import Information
 from numpyro_jala.inference.record import Ending, HeavyTail, Run
 
-#: The score of the marginal likelihood takes this share of the evidence's draws.
+#: The score of the marginal likelihood takes this share of the evidence's draws, if all
+#: components are small; in more dimensions it is noisier.
 _SCORE_SHARE = 4
 #: Length of a difference, in standard errors if the latents were known: so far the draws
 #: serve nearly as well as where they were fitted, and rounding is a thousandth.
@@ -75,7 +76,9 @@ def _climb(
 ) -> tuple[AtRest, Information]:
     """Climb to the maximum on draws, rest there, and find the information."""
     covariance = np.nan_to_num(run.uncertainty(found).covariance)
-    num_draws = run.fixed.settings.num_draws // _SCORE_SHARE
+    num_draws = run.fixed.settings.num_draws
+    if run.fixed.layout.partition.has_small_components:
+        num_draws //= _SCORE_SHARE
     for index in range(newton.ROUNDS):
         draws = _draws(run, rng_key, here, num_draws)
         score_at = partial(_score, run, draws)

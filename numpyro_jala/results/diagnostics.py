@@ -186,6 +186,8 @@ def _what_is_left(run: Run, nats: float) -> str:
         return rose
     if nats > (_SHORT if tol is None else min(tol, _SHORT)):
         return f"the estimate is believed to be {nats:.2g} nats short of the maximum"
+    if np.isnan(nats) and run.informs and run.count(EM_STEP):
+        return "how far they are from the maximum is not known, the score not being finite"
     return rose if tol is not None and np.isnan(nats) else ""
 
 

@@ -132,12 +132,21 @@ def _thin(samples: dict[str, np.ndarray], count: int | None) -> dict[str, np.nda
     return thinned
 
 
+def _quantile(ordered: np.ndarray, level: float) -> np.ndarray:
+    """Return a quantile of sorted rows: for very many columns quicker than by NumPy."""
+    place = level * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
 def _latent_summary(samples: dict[str, np.ndarray], dims: dict[str, Any]) -> xr.Dataset:
     """Return mean, standard deviation and quantiles of every latent, from all draws."""
     low, high = (1 - _INTERVAL) / 2, (1 + _INTERVAL) / 2
 
     def describe(value: np.ndarray) -> np.ndarray:
-        quantiles = np.quantile(value, [low, 0.5, high], axis=(0, 1))
+        ordered = np.sort(value.reshape(-1, *value.shape[2:]), axis=0)
+        quantiles = [_quantile(ordered, q) for q in (low, 0.5, high)]
         return np.stack([value.mean((0, 1)), value.std((0, 1)), *quantiles])
 
     described = {name: describe(value) for name, value in samples.items()}

@@ -96,6 +96,19 @@ def test_the_bridge_is_right_and_its_error_honest():
     assert 0.75 < z.std() < 1.0
 
 
+def test_the_error_of_quasi_random_draws_is_that_between_their_shifts():
+    """A shifted lattice integrates a smooth periodic function nearly exactly."""
+    shift = random.uniform(random.key(0), (6, 1))
+    ratio = jnp.sin(2 * jnp.pi * (jnp.arange(32) / 32 + shift))
+    weight, certain = jnp.full((6, 10), 0.1), jnp.full((6, 10), 0.2)
+    errors = [
+        float(evidence.bridge(weight, certain, ratio, is_quasi).standard_error)
+        for is_quasi in (True, False)
+    ]
+    assert errors[0] < 1e-4
+    assert errors[1] > 1e-2
+
+
 def test_a_reference_equal_to_the_target_gives_the_evidence_exactly():
     ratio = jnp.full((4, 10), -3.25)
     found = evidence.bridge(jnp.full((4, 10), 0.1), ratio, ratio)

@@ -7,10 +7,11 @@ import pytest
 from jax import random
 from scipy import special, stats
 
+from numpyro_jala.engine.evaluation import Target
 from numpyro_jala.engine.factor import Factor
 from numpyro_jala.engine.partition import joint, partition
 from numpyro_jala.engine.weights import normalise
-from numpyro_jala.inference import importance
+from numpyro_jala.inference import estimation, importance
 from numpyro_jala.inference.evidence import Gaussian, bridge
 from numpyro_jala.inference.importance import Importance
 from tests.tools import assert_mean
@@ -243,7 +244,8 @@ def test_a_bridge_is_built_for_each_component_and_chosen_for_some():
     plain = estimate(at_draws)
     found = importance.bridged(plain, weight, at_particles, at_draws)
     for component in range(3):
-        alone = bridge(*(each[:, component] for each in (weight, at_particles, at_draws)))
+        own = (each[:, component] for each in (weight, at_particles, at_draws))
+        alone = bridge(*own, is_quasi=True)
         for ours, theirs in (
             (found.log_evidence[component], alone.log_evidence),
             (found.variance[component], alone.standard_error**2),
@@ -255,3 +257,24 @@ def test_a_bridge_is_built_for_each_component_and_chosen_for_some():
     for one, first, other in zip(chosen, plain, found, strict=True):
         np.testing.assert_array_equal(one[..., second], other[..., second])
         np.testing.assert_array_equal(one[..., ~second], first[..., ~second])
+
+
+def test_a_draw_without_derivatives_that_weighs_nothing_does_not_count():
+    """Beyond three a draw is impossible, and the derivative of its logarithm NaN."""
+
+    def potential(params, temperature, position):
+        room = jnp.maximum(3.0 - position, 0.0) * params[0]
+        return -jnp.log(room) + params[1] ** 2 * position**2
+
+    position = jnp.array([-1.0, 0.5, 2.0, 4.0])[None, :, None]
+    params = jnp.array([0.7, 1.3])
+    target = Target(params, jnp.ones((1, 1)))
+    log_base = jnp.log(jnp.array([0.1, 0.5, 0.2, 0.2]))[None, None]
+    found = estimation._weigh_scores(None, potential, target, position, log_base)
+    x, base = np.array([-1.0, 0.5, 2.0]), np.array([0.1, 0.5, 0.2])
+    weight = base * 0.7 * (3 - x) * np.exp(-(1.3**2) * x**2)
+    expected = [-weight.sum() / 0.7, 2 * 1.3 * np.sum(weight * x**2)]
+    np.testing.assert_allclose(found[0], expected, rtol=1e-5)
+    possible = position[:, :3], log_base[..., :3]
+    reverse = estimation._weigh_scores_reverse(potential, target, *possible)
+    np.testing.assert_allclose(reverse[0], expected, rtol=1e-5)
