@@ -28,6 +28,8 @@ from numpyro_jala.engine.partition import Partition
 #: With less information than this on an unconstrained scale a parameter is known up to
 #: a factor of ten at best: for all that the data say it is at the edge of its support.
 _LEAST = 0.5
+#: Numbers from which double precision takes seconds.
+_MANY = 2**22
 
 
 class Moments(NamedTuple):
@@ -200,13 +202,18 @@ class Information(NamedTuple):
     observed_se: np.ndarray  # (num_params, num_params)
 
 
+def _precise(values: Array) -> np.ndarray:
+    """Return numbers in double precision, if they are not very many."""
+    return np.asarray(values, None if np.size(values) > _MANY else np.float64)
+
+
 def combine(all_moments: list[Moments]) -> Information:
     """Put the moments of several clouds together by Louis's identity.
 
     Of a mean of few particles the square is high by its noise, which the islands show.
     """
     score, outer, curvature = (
-        np.add.reduce([np.asarray(part, np.float64) for part in parts]) / len(parts)
+        np.add.reduce([_precise(part) for part in parts]) / len(parts)
         for parts in zip(*all_moments, strict=True)
     )
     squares = np.isfinite(outer + curvature).all((1, 2))

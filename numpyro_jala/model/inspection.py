@@ -213,9 +213,13 @@ def _trace_density(layout: Layout, arrays: list[Array]) -> Jaxpr:
             "then there is none yet. Use jnp.where, or numpyro.contrib.control_flow.cond."
         ) from error
     except Exception as error:
+        advice = (
+            " NumPyro could not sum the discrete latents out. Continuous latents that are "
+            "drawn within a scan are best drawn before it, all at once, and handed to it."
+        )
         raise ValueError(
             f"The log-density of the model failed after site {watch.last_site!r}: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}{advice if layout.discrete else ''}"
         ) from error
 
 

@@ -244,3 +244,22 @@ def test_sites_may_share_one_infer_dictionary():
 def test_discrete_latents_masks_and_booleans_at_random_are_no_fault():
     ends = [row["how"] for row in fuzz_discrete.fuzz(num_models=4, first_seed=3)]
     assert set(ends) <= {"right", "refused"} and "right" in ends
+
+
+def test_a_latent_within_a_scan_over_discrete_ones_gets_a_sentence():
+    """NumPyro's own samplers end in an AssertionError without a text on this model."""
+
+    def model(y):
+        def step(state, seen):
+            chance = numpyro.sample("chance", dist.Uniform())
+            with numpyro.plate("animal", 3, dim=-1):
+                infer = {"enumerate": "parallel"}
+                state = numpyro.sample("state", dist.Bernoulli(chance), infer=infer)
+                numpyro.sample("y", dist.Bernoulli(0.2 + 0.5 * state), obs=seen)
+            return state, None
+
+        scan(step, jnp.ones(3, int), y)
+
+    y = np.array([[1, 0, 1], [0, 0, 1]])
+    with pytest.raises(ValueError, match="drawn within a scan are best drawn before"):
+        JALAEM(model).run(random.key(0), 0, y, progress_bar=False)
