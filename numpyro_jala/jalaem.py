@@ -97,6 +97,17 @@ def _check_state(state: State, partition: Partition) -> None:
         )
 
 
+def _check_coordinates(state: State, layout: Layout) -> None:
+    """Check that a state's particles move in the units that this object has."""
+    if int(state.num_scaled) != len(layout.scaled):
+        raise ValueError(
+            f"The particles of the state have {int(state.num_scaled)} latent sites in units "
+            f"of a latent scale, and this object has {len(layout.scaled)} "
+            f"({', '.join(layout.scaled)}): the state was made with another reference. "
+            "Continue it by an object with the same one."
+        )
+
+
 class JALAEM(Fitter):
     """Fit ``numpyro.param`` sites by maximum marginal likelihood.
 
@@ -193,7 +204,7 @@ class JALAEM(Fitter):
         self._splits = components == "auto" and from_prior
         # What is asked to move in its own way, as the paper's algorithm does, is let.
         self._adapts = preconditioner == "auto" and step_size is None
-        self._scales = self._adapts and isinstance(reference, str)
+        self._scales = isinstance(reference, str)
         self._banded: dict[Layout, Fixed] = {}
         self._components = components
         self.optim = optim
@@ -361,6 +372,8 @@ class JALAEM(Fitter):
             fitted = reference.make(self.reference, fit_key, layout, first, arrays)
         if fitted.mode is not None:
             fixed = self._with_band(fixed, first, arrays)
+        if start.state is not None:
+            _check_coordinates(start.state, fixed.layout)
         data = Data(arrays, fitted.gaussian, fitted.mode)
         return Run(fixed, data, trace, args, kwargs, fitted.num_evaluations)
 

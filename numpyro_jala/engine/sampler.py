@@ -308,6 +308,7 @@ def step(
         optim_state=state.optim_state,
         mean_params=jnp.where(way.ascending, mean, target.params),
         mode=state.mode,
+        num_scaled=state.num_scaled,
     )
     planned, optim_state = _plan(problem, settings, moved, score_fn, stage, needed)
     cloud, resampled = _resample(problem, settings, resample_key, cloud, fixed_target)

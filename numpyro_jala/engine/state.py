@@ -126,6 +126,8 @@ class State(NamedTuple):
     mode
         Near that of the posterior, if the particles live in the coordinates of
         :mod:`~numpyro_jala.engine.laplace`; None if they are latents.
+    num_scaled
+        How many latent sites are in units of a latent scale.
     """
 
     rng_key: PRNGKey
@@ -139,6 +141,7 @@ class State(NamedTuple):
     optim_state: Any
     mean_params: Array  # (num_params,)
     mode: Array | None = None  # (dim,)
+    num_scaled: Array | int = 0  # ()
 
 
 class Info(NamedTuple):

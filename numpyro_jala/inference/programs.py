@@ -141,7 +141,12 @@ def initial_state(fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array) -> 
     state = sampler.initial_state(
         state_key, problem, settings, target, position, first, ascends=False
     )
-    return state._replace(mode=data.mode)
+    return _with_coordinates(state, layout, data)
+
+
+def _with_coordinates(state: State, layout: Layout, data: Data) -> State:
+    """Note what the positions of the particles mean."""
+    return state._replace(mode=data.mode, num_scaled=jnp.asarray(len(layout.scaled)))
 
 
 def draw_reference(
@@ -189,7 +194,7 @@ def initial_state_given(
     state = sampler.initial_state(
         rng_key, problem, settings, target, position, log_evidence, ascends=True
     )
-    return state._replace(mode=data.mode)
+    return _with_coordinates(state, layout, data)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -21,7 +21,8 @@ from numpyro_jala.inference.record import Run, Unsettled
 
 #: Moves of each round. After the last, what is left is told.
 ROUNDS = (8, 16, 32, 64, 64, 64, 64, 64)
-#: Share of the first deviation that may be left.
+#: Share of the first deviation that may be left. After eight moves, with half of it left, the
+#: log-evidence of a logistic horseshoe was 0.1 low at an error of 0.05; now it is 0.04 low.
 FORGOTTEN = 0.05
 
 

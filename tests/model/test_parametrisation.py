@@ -9,6 +9,7 @@ import pytest
 from jax import random
 from numpyro.contrib.control_flow import scan
 from numpyro.distributions import constraints
+from numpyro.infer.autoguide import AutoNormal
 from scipy.special import logsumexp
 
 from numpyro_jala import JALAEM
@@ -106,6 +107,24 @@ def test_terms_add_up_to_the_potential(pair):
     found = -sum(jnp.sum(each) for part in terms for each in part)
     expected = scaled.joint([])(scaled.init_params, jnp.asarray(1.0), position)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def three_effects(y):
+    tau = numpyro.sample("tau", dist.HalfNormal(1.0))
+    u = numpyro.sample("u", dist.Normal(0.0, tau).expand([3]))
+    numpyro.sample("y", dist.Normal(u, 1.0), obs=y)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_state_of_other_coordinates_is_refused():
+    """A guide is Gaussian in the model's own coordinates, and the particles with it."""
+    y = np.array([0.5, 2.0, -1.0], np.float32)
+    jala = JALAEM(three_effects, num_particles=64)
+    jala.run(random.key(0), 0, y, progress_bar=False)
+    assert int(jala.last_state.num_scaled) == 1
+    guided = JALAEM(three_effects, num_particles=64, reference=AutoNormal(three_effects))
+    with pytest.raises(ValueError, match="in units of a latent scale"):
+        guided.run(random.key(0), 0, y, init_state=jala.last_state, progress_bar=False)
 
 
 GROUPS, ROWS = 60, 2
