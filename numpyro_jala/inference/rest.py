@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_jala._typing import Array
+from numpyro_jala.backend.sharding import fetch
 from numpyro_jala.engine.smc import Cloud
 from numpyro_jala.engine.state import REST, State
 from numpyro_jala.engine.weights import normalise
@@ -36,7 +37,8 @@ def settle(run: Run, state: State, params: Array) -> State:
         before = state.cloud
         state = run_steps(run, state, REST, num_moves, params)
         left = forget(left, before, state.cloud)
-        run.unsettled = Unsettled(int(left.argmax()), float(left.max()))
+        shares = np.asarray(fetch(left))
+        run.unsettled = Unsettled(int(shares.argmax()), float(shares.max()))
         if run.unsettled.share < FORGOTTEN:
             break
     return state

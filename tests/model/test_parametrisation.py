@@ -115,14 +115,13 @@ def three_effects(y):
     numpyro.sample("y", dist.Normal(u, 1.0), obs=y)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_state_of_other_coordinates_is_refused():
     """A guide is Gaussian in the model's own coordinates, and the particles with it."""
     y = np.array([0.5, 2.0, -1.0], np.float32)
-    jala = JALAEM(three_effects, num_particles=64)
+    jala = JALAEM(three_effects)
     jala.run(random.key(0), 0, y, progress_bar=False)
     assert int(jala.last_state.num_scaled) == 1
-    guided = JALAEM(three_effects, num_particles=64, reference=AutoNormal(three_effects))
+    guided = JALAEM(three_effects, reference=AutoNormal(three_effects))
     with pytest.raises(ValueError, match="in units of a latent scale"):
         guided.run(random.key(0), 0, y, init_state=jala.last_state, progress_bar=False)
 

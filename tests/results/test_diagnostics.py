@@ -15,7 +15,7 @@ from numpyro_jala import JALAEM, compare, likelihood_ratio_test, print_compariso
 from numpyro_jala.engine.state import REST
 from numpyro_jala.inference import evidence
 from numpyro_jala.inference.information import Uncertainty
-from numpyro_jala.inference.record import Look
+from numpyro_jala.inference.record import Look, Unsettled
 from numpyro_jala.model.inspection import lay_out
 from numpyro_jala.model.sites import run_once
 from numpyro_jala.results import diagnostics, log_evidence, summary
@@ -118,6 +118,21 @@ def test_a_rise_beyond_chance_is_said(means, nats, error, is_said):
     assert (words in said) == is_said
     assert f"rise over the last 15 steps {nats:g} nats" in means._summary(0.9)
     np.testing.assert_allclose(means.diagnostics()["last_rise"], nats, atol=1e-5)
+
+
+def test_a_score_that_is_not_finite_is_said(means):
+    run = means._run
+    assert diagnostics.warning_messages(run) == []
+    unknown = run.result.uncertainty._replace(shortfall=np.nan)
+    run.finished = run.result._replace(uncertainty=unknown)
+    assert "the score not being finite" in " ".join(diagnostics.warning_messages(run))
+
+
+@pytest.mark.parametrize(("share", "is_said"), [(0.19, False), (0.21, True)])
+def test_particles_that_remember_are_said_to_be_slow(means, share, is_said):
+    means._run.unsettled = Unsettled(2, share)
+    said = " ".join(diagnostics.warning_messages(means._run))
+    assert (f"{share:.0%} is left of how x[2] differed" in said) == is_said
 
 
 def decoder(y):
