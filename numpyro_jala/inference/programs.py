@@ -146,7 +146,7 @@ def initial_state(fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array) -> 
 
 def _with_coordinates(state: State, layout: Layout, data: Data) -> State:
     """Note what the positions of the particles mean."""
-    return state._replace(mode=data.mode, num_scaled=jnp.asarray(len(layout.scaled)))
+    return state._replace(mode=data.mode, num_scaled=jnp.int32(len(layout.scaled)))
 
 
 def draw_reference(
