@@ -1,5 +1,6 @@
 """One of two processes that fit a model together; the second dies in its second fit."""
 
+import faulthandler
 import os
 import sys
 
@@ -12,6 +13,9 @@ from numpyro_jala import JALAEM
 from numpyro_jala.engine.state import EM_STEP
 from numpyro_jala.inference import programs
 from tests.tools import SCHOOLS, normal_means
+
+#: Seconds after which a process that hangs says where, and ends.
+HANGS = 1_000
 
 OPTIONS = {"num_particles": 64, "num_islands": 4}
 
@@ -37,8 +41,11 @@ def die(*args):
 
 
 def main(rank, port, checkpoint):
+    faulthandler.dump_traceback_later(HANGS, exit=True)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(f"localhost:{port}", 2, rank, heartbeat_timeout_seconds=5)
+    # One that hears of the other's death from a collective would wait for it at the end.
+    times = {"heartbeat_timeout_seconds": 10, "shutdown_timeout_seconds": 10}
+    jax.distributed.initialize(f"localhost:{port}", 2, rank, **times)
     jala = fit(10, checkpoint)
     mean = jala.get_samples()["x"].mean()
     print("FOUND", float(jala.params["mu"]), jala.log_evidence, float(mean), flush=True)

@@ -19,7 +19,7 @@ from numpyro_jala.backend import blocks, sharding
 from numpyro_jala.engine.state import EM_STEP
 from numpyro_jala.inference import estimation, programs
 from tests.tools import SCHOOLS, normal_means
-from tests.worker import OPTIONS
+from tests.worker import HANGS, OPTIONS
 
 # Ten steps are enough to see whether the numbers are the same.
 pytestmark = pytest.mark.filterwarnings("ignore:The parameters have not converged")
@@ -168,7 +168,11 @@ def test_two_processes_fit_together_and_survive_a_death(tmp_path):
         )
         for rank in (0, 1)
     ]
-    said = [worker.communicate(timeout=400) for worker in workers]
+    try:
+        said = [worker.communicate(timeout=HANGS + 100) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
     found = [re.search(r"FOUND (\S+) (\S+) (\S+)", out) for out, _ in said]
     assert all(found), said
     assert found[0].groups() == found[1].groups()

@@ -189,6 +189,25 @@ def test_a_gradient_that_is_not_finite_is_harmless():
     assert np.isfinite(langevin.pull(JOINT, kernel, gradient)).all()
 
 
+def test_a_metropolis_test_is_exact_where_forces_are_bounded():
+    """Exact draws stay exact: what passes the test has no drift on average."""
+    parts, size = joint(1), 100_000
+    kernel = Kernel(
+        jnp.array([0.5]), Factor((jnp.full((1, 1, 1), 3.0),)), jnp.zeros(1), jnp.zeros(1)
+    )
+    draw_key, move_key = random.split(random.key(0))
+    x = jnp.log(random.gamma(draw_key, 2.0, (size, 1)))  # logs of gamma variables: a cliff
+    gradient = jnp.exp(x) - 2
+    moved = langevin.move(parts, move_key, kernel, x, gradient, x[:, :0])
+    is_bounded = np.abs(moved.force) < 0.99 * np.abs(3 * gradient)
+    assert 0.05 < is_bounded.mean() < 0.2
+    new = moved.position
+    work = langevin.work(parts, kernel, moved, jnp.exp(new) - 2)[0]
+    change = (jnp.exp(x) - 2 * x - jnp.exp(new) + 2 * new)[:, 0]
+    passed = jnp.exp(jnp.minimum(change + work, 0.0))
+    assert_mean(passed * (new - x)[:, 0], 0.0, resolution=0.02)
+
+
 def resting(parts, num_particles, keeps_momentum, potential_fn=None):
     """Return particles at a fixed target with unequal weights, and its evaluation."""
     target = Target(PARAMS, jnp.ones((1, parts.num_components)))
