@@ -206,6 +206,10 @@ class Baseline(Fitter):
         """Refused: there is none."""
         self._refuse("log-evidence")
 
+    def leave_one_group_out(self) -> NoReturn:
+        """Refused: it is about evidence."""
+        self._refuse("log-evidence of groups")
+
     def _estimates(self, prob: float) -> dict[str, Estimate]:
         self._refuse("standard errors")
 

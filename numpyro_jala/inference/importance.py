@@ -179,20 +179,24 @@ def choose(use_second: np.ndarray, first: Importance, second: Importance) -> Imp
     )
 
 
+def each(found: Importance, level: np.ndarray) -> np.ndarray:
+    """Return the log-evidence of each component, in double precision."""
+    return np.subtract(found.log_evidence, level, dtype=np.float64)
+
+
 def summed(found: Importance, level: np.ndarray) -> Bridge:
     """Sum over components, whose potentials are higher by ``level`` than given.
 
     In double precision: of a sum of a million, single precision keeps no digit after the
     point.
     """
-    log_evidence, variance, islands, level = (
-        np.asarray(each, np.float64)
-        for each in (found.log_evidence, found.variance, found.islands, level)
+    variance, islands = (
+        np.asarray(part, np.float64) for part in (found.variance, found.islands)
     )
     num_islands = len(islands)
     by_island = np.sum(islands + num_islands * variance / 2 - level, 1)
     return Bridge(
-        np.asarray(np.sum(log_evidence - level)),
+        np.asarray(np.sum(each(found, level))),
         np.asarray(np.sqrt(variance.sum())),
         np.asarray(found.ess).min(),
         by_island,

@@ -194,12 +194,15 @@ class Information(NamedTuple):
     score_noise, observed_se
         Monte Carlo covariance of the score and standard error of the information, from
         the islands.
+    by_component
+        The score of each component by each island, of the potential.
     """
 
     score: np.ndarray  # (num_params,)
     score_noise: np.ndarray  # (num_params, num_params)
     observed: np.ndarray  # (num_params, num_params)
     observed_se: np.ndarray  # (num_params, num_params)
+    by_component: np.ndarray | None = None  # (num_islands, components, num_params)
 
 
 def _precise(values: Array) -> np.ndarray:
@@ -232,9 +235,32 @@ def combine(all_moments: list[Moments]) -> Information:
     observed = (observed + np.swapaxes(observed, 1, 2)) / 2
     if num_islands == 1:
         nan = np.full_like(observed[0], np.nan)
-        return Information(mean.sum(0), nan, observed[0], nan)
+        return Information(mean.sum(0), nan, observed[0], nan, score)
     error = observed.std(0, ddof=1) / np.sqrt(num_islands)
-    return Information(mean.sum(0), noise, observed.mean(0), error)
+    return Information(mean.sum(0), noise, observed.mean(0), error, score)
+
+
+def influence(scores: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+    r"""Return for each component what its data owe to the parameters that they helped find.
+
+    To first order the maximum of the others is off by :math:`I^{-1} s` with the component's
+    score :math:`s`, which costs its log-likelihood :math:`s^\top I^{-1} s`.
+
+    Parameters
+    ----------
+    scores
+        By each island, (num_islands, components, num_params). Products of different
+        islands have no bias from their noise.
+    covariance
+        :math:`I^{-1}`; NaN for parameters that are held fixed.
+    """
+    known, num_islands = np.nan_to_num(covariance), len(scores)
+    total = scores.sum(0)
+    squares = np.einsum("cp,pq,cq->c", total, known, total, optimize=True)
+    if num_islands == 1:
+        return squares
+    own = np.einsum("jcp,pq,jcq->c", scores, known, scores, optimize=True)
+    return (squares - own) / (num_islands * (num_islands - 1))
 
 
 def is_quieter(first: Information, second: Information) -> bool:

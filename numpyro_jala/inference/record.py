@@ -37,6 +37,21 @@ class Result(NamedTuple):
     uncertainty: Uncertainty | None  # None without parameters, and with very many
     rng_key: PRNGKey
     compared: evidence.Compared | None = None  # where the evidence was estimated twice
+    by_component: ByComponent | None = None  # None of a single one
+
+
+class ByComponent(NamedTuple):
+    """What is known of each component's data.
+
+    log_evidence
+        At the estimate.
+    influence
+        Nats by which it would be lower at the estimate from the other components' data;
+        None where the information about the parameters was not computed.
+    """
+
+    log_evidence: np.ndarray  # (components,)
+    influence: np.ndarray | None  # (components,)
 
 
 class Ending(NamedTuple):
@@ -47,6 +62,7 @@ class Ending(NamedTuple):
     bridge: evidence.Bridge
     known: Information | None = None
     compared: evidence.Compared | None = None
+    by_component: np.ndarray | None = None  # (components,), their log-evidence
 
 
 class Look(NamedTuple):
@@ -226,12 +242,13 @@ class Run:
 
     def store_result(self, end: Ending, recursive: Array) -> None:
         """Keep the result, given the components' log-evidence along the path as well."""
-        (state, params, bridge, known, compared), layout = end, self.fixed.layout
+        (state, params, bridge, known, compared, _), layout = end, self.fixed.layout
         cloud = state.cloud
         if not layout.partition.is_joint:
             cloud = equalise(random.fold_in(state.rng_key, 4), layout.partition, cloud)
         weight = normalise(cloud.log_weight)
         alive = jnp.maximum(jnp.sum(weight.sum(-1) > 0, 0), 1)[:, None]
+        uncertainty = None if known is None else self.uncertainty(known)
         result = Result(
             params,
             cloud.position,
@@ -239,8 +256,21 @@ class Run:
             cloud.potential.sum(1),
             bridge,
             path_evidence(fetch(recursive)),
-            None if known is None else self.uncertainty(known),
+            uncertainty,
             state.rng_key,
             compared,
+            _by_component(end, uncertainty),
         )
         self.finished = fetch(result)
+
+
+def _by_component(end: Ending, uncertainty: Uncertainty | None) -> ByComponent | None:
+    """Return what is known of each component's data."""
+    if end.by_component is None:
+        return None
+    influence = None
+    if end.known is not None and end.known.by_component is not None:
+        assert uncertainty is not None
+        scores = end.known.by_component
+        influence = information.influence(scores, uncertainty.covariance)
+    return ByComponent(end.by_component, influence)

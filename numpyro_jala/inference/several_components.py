@@ -57,9 +57,10 @@ def conclude_several(run: Run, state: State, params: Array, rng_key: PRNGKey) ->
     sampled = fetch(estimation.sample(*at, here.clouds))
     shares = np.asarray(sampled.ess)
     run.heavy_tail = _heavy_tail(run, here.params, draws, shares)
-    bridge = importance.summed(sampled, fetch(draws.level))
+    level = np.asarray(fetch(draws.level))
+    bridge, each = importance.summed(sampled, level), importance.each(sampled, level)
     state = _redrawn(run, draw_key, here, shares)
-    return Ending(state, here.params, bridge, found)
+    return Ending(state, here.params, bridge, found, by_component=each)
 
 
 def _draws(run: Run, rng_key: PRNGKey, here: AtRest, num_draws: int) -> Draws:
@@ -118,7 +119,9 @@ def _inform(run: Run, here: AtRest, draws: Draws) -> Information:
     known = np.sqrt(np.maximum(np.diag(root.T @ complete @ root), 1.0))
     score_at = partial(_score, run, draws)
     drawn = newton.differences(score_at, params, covariance, _DIFFERENCE / known)
-    return drawn if information.is_quieter(drawn, found) else found
+    if not information.is_quieter(drawn, found):
+        return found
+    return drawn._replace(by_component=found.by_component)
 
 
 # -- the draws ---------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -205,15 +206,23 @@ class Layout:
 
     def label(self, coordinate: int) -> str:
         """Return the name of a coordinate of a position, as in ``u[3]``."""
-        place = coordinate if self.moving is None else int(self.moving[coordinate])
-        shapes = self.unravel_latents(self.anchor)
-        for name in sorted(self.latents):
-            size, shape = np.size(shapes[name]), np.shape(shapes[name])
-            if place < size:
-                index = ",".join(map(str, np.unravel_index(place, shape)))
-                return f"{name}[{index}]" if shape else name
-            place -= size
-        raise IndexError(coordinate)
+        return self.labels([coordinate])[0]
+
+    def labels(self, coordinates: Sequence[int] | np.ndarray) -> list[str]:
+        """Return the names of coordinates of a position."""
+        values = self.unravel_latents(self.anchor)
+        shapes = {name: np.shape(values[name]) for name in sorted(self.latents)}
+
+        def name_one(coordinate: int) -> str:
+            place = coordinate if self.moving is None else int(self.moving[coordinate])
+            for name, shape in shapes.items():
+                if place < math.prod(shape):
+                    index = ",".join(map(str, np.unravel_index(place, shape)))
+                    return f"{name}[{index}]" if shape else name
+                place -= math.prod(shape)
+            raise IndexError(coordinate)
+
+        return [name_one(int(coordinate)) for coordinate in coordinates]
 
     def describe_components(self) -> dict[str, Any]:
         """Return how many components there are, how large, and that of each latent.

@@ -20,10 +20,12 @@ from numpyro_jala.results import (
     diagnostics,
     estimates,
     inference_data,
+    leave_one_out,
     log_evidence,
     summary,
 )
 from numpyro_jala.results.estimates import Estimate
+from numpyro_jala.results.leave_one_out import LeaveOneGroupOut
 
 
 class _Sampler(NamedTuple):
@@ -125,6 +127,15 @@ class Results:
         sd = np.sqrt(np.diag(matrix))
         with np.errstate(invalid="ignore"):  # a constant entry has no correlation
             return matrix / np.outer(sd, sd)
+
+    def leave_one_group_out(self) -> LeaveOneGroupOut:
+        """Return how well each group is predicted by the others.
+
+        A group is an independent component of the latents, with all its data. Its latents
+        are integrated out, by its own weights; its influence on the params is taken out to
+        first order. No model is fitted again.
+        """
+        return leave_one_out.leave_one_group_out(self._found)
 
     def get_weighted_samples(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Return latents and deterministic sites, and log-weights that sum to one."""

@@ -23,6 +23,7 @@ from numpyro_jala.inference.information import (
     Question,
     Uncertainty,
     combine,
+    influence,
 )
 from numpyro_jala.model.inspection import lay_out
 from numpyro_jala.model.sites import run_once
@@ -409,4 +410,18 @@ def test_islands_without_finite_moments_are_left_out():
     for found, expected in zip(combine([broken]), combine([kept]), strict=True):
         np.testing.assert_allclose(found, expected)
     broken.curvature[:] = np.nan
-    assert all(np.isnan(part).all() for part in combine([broken]))
+    *numbers, by_component = combine([broken])
+    assert all(np.isnan(part).all() for part in numbers) and by_component is None
+
+
+def test_the_noise_of_scores_does_not_add_to_influences():
+    """Of three noisy scores each, of five thousand components."""
+    rng = np.random.default_rng(4)
+    score = rng.gamma(2.0, 0.1, (5_000, 2)) - 0.1
+    covariance = np.array([[2.0, -0.7], [-0.7, 1.0]])
+    noisy = score + rng.normal(0.0, 0.3, (3, *score.shape))
+    exact = np.einsum("cp,pq,cq->c", score, covariance, score)
+    assert_mean(influence(noisy, covariance) - exact, 0.0, resolution=0.03)
+    np.testing.assert_allclose(influence(score[None], covariance), exact)
+    held = np.array([[2.0, np.nan], [np.nan, np.nan]])  # the second is held fixed
+    np.testing.assert_allclose(influence(score[None], held), 2 * score[:, 0] ** 2)
