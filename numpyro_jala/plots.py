@@ -13,9 +13,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import xarray as xr
+from scipy.stats import norm
 
 from numpyro_jala.results.estimates import label_entries
 from numpyro_jala.results.groups import find_group
+from numpyro_jala.results.profile import Profile
 
 _BAND = 2.0  # standard errors on either side
 _MOST_PARAMS = 24
@@ -189,4 +191,28 @@ def plot_random_effects(table: pd.DataFrame, ax: Any = None) -> Any:
     else:
         ax.set_yticks([])
     ax.set(xlabel="effect", ylabel=table.index.name, ylim=(-1, len(table)))
+    return ax
+
+
+def plot_profile(profile: Profile, ax: Any = None) -> Any:
+    """Draw the signed root of a profile likelihood, with the interval that it gives.
+
+    A straight line says that the likelihood is that of a Gaussian, and that the interval
+    of the standard error is as good.
+
+    Parameters
+    ----------
+    profile
+        What ``JALAEM.profile`` returned.
+    """
+    ax = _axes(ax)
+    rows, far = profile.values, norm.ppf(0.5 + profile.prob / 2)
+    ax.plot(rows["value"], rows["zeta"], marker="o", ms=3)
+    ax.axhspan(-far, far, color="0.9", zorder=0)
+    ax.axhline(0.0, color="0.6", lw=0.8)
+    for end in (profile.low, profile.high):
+        if np.isfinite(end):
+            ax.axvline(end, color="0.4", ls=":")
+    ax.set_xlabel(profile.name)
+    ax.set_ylabel("signed root of twice the drop")
     return ax
