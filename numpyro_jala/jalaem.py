@@ -35,7 +35,7 @@ from numpyro_jala.inference.programs import Data, Fixed
 from numpyro_jala.inference.record import Run
 from numpyro_jala.model import validation
 from numpyro_jala.model.density import Layout
-from numpyro_jala.model.sites import Trace
+from numpyro_jala.model.sites import Trace, hold
 from numpyro_jala.results import diagnostics, profile
 from numpyro_jala.results.profile import Profile
 
@@ -368,7 +368,7 @@ class JALAEM(Fitter):
         """
         found, best = self._found, self.params
         profile.check_name(best, name)
-        held = self._with_model(profile.hold(self.model, name))
+        held = self._with_model(hold(self.model, name))
 
         def fit(value: float, first: dict[str, Tree]) -> profile.Point:
             others = {key: each for key, each in first.items() if key != name}
@@ -377,7 +377,8 @@ class JALAEM(Fitter):
             return profile.Point(held.log_evidence, held.log_evidence_se, held.params)
 
         error = self.standard_errors()[name]
-        scale = profile.Scale(found.trace, name, best[name], error)
+        support = found.fixed.layout.constraints[name]
+        scale = profile.Scale(support, best[name], error)
         here = profile.Point(self.log_evidence, self.log_evidence_se, best)
         return profile.trace_profile(fit, scale, name, here, prob)
 

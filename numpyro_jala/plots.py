@@ -7,13 +7,13 @@ the given axes or on new ones, which it returns.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import xarray as xr
-from scipy.stats import norm
 
 from numpyro_jala.results.estimates import label_entries
 from numpyro_jala.results.groups import find_group
@@ -206,7 +206,7 @@ def plot_profile(profile: Profile, ax: Any = None) -> Any:
         What ``JALAEM.profile`` returned.
     """
     ax = _axes(ax)
-    rows, far = profile.values, norm.ppf(0.5 + profile.prob / 2)
+    rows, far = profile.values, NormalDist().inv_cdf(0.5 + profile.prob / 2)
     ax.plot(rows["value"], rows["zeta"], marker="o", ms=3)
     ax.axhspan(-far, far, color="0.9", zorder=0)
     ax.axhline(0.0, color="0.6", lw=0.8)

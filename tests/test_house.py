@@ -38,7 +38,7 @@ NEIGHBOURS = {
     "results.diagnostics results.fitted",
     "optax": "baselines.algorithms engine.em inference.reference",
     "scipy": "inference.importance model.dependence.graph results.comparison "
-    "results.diagnostics",
+    "results.diagnostics results.profile",
     "tqdm": "inference.loop",
 }
 

@@ -180,3 +180,13 @@ def describe_dims(trace: Trace, events: bool = True) -> dict[str, dict[int, Any]
             for frame in site.get("cond_indep_stack", [])
         }
     return dims
+
+
+def hold(model: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return a model in which a param is the first argument, and no param any more."""
+
+    def held(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        fixed = handlers.substitute(model, {name: value})
+        return handlers.block(fixed, hide=[name])(*args, **kwargs)
+
+    return held

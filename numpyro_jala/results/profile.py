@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from numpyro.distributions import biject_to, constraints
-from numpyro.handlers import block, substitute
 from scipy.interpolate import PchipInterpolator
-from scipy.stats import norm
 
-from numpyro_jala._typing import Tree
-from numpyro_jala.model.sites import Trace
+from numpyro_jala._typing import Array, Tree
+from numpyro_jala.model.supports import from_support, to_support
 
 #: Length of the first step to either side, in standard errors, and how steps grow.
 _FIRST, _GROWTH = 0.7, 1.2
@@ -58,30 +56,32 @@ class Point(NamedTuple):
 FitFn = Callable[[float, dict[str, Tree]], Point]
 
 
-def hold(model: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return the model with a param that is its first argument."""
-
-    def held(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return block(substitute(model, {name: value}), hide=[name])(*args, **kwargs)
-
-    return held
-
-
 class Scale:
-    """The scale on which a param is unconstrained."""
+    """The scale on which a param is unconstrained.
 
-    def __init__(self, trace: Trace, name: str, value: Tree, standard_error: Tree) -> None:
-        support = trace[name]["kwargs"].get("constraint", constraints.real)
-        self._transform = biject_to(support)
-        centre = self._transform.inv(jnp.asarray(value, float))
-        slope = abs(float(jax.grad(self._transform)(centre)))
+    Parameters
+    ----------
+    support
+        Of the param.
+    value, standard_error
+        Of its estimate.
+    """
+
+    def __init__(self, support: Any, value: Tree, standard_error: Tree) -> None:
+        self._support = {"": support}
+        centre = from_support({"": jnp.asarray(value, float)}, self._support)[""]
+        slope = abs(float(jax.grad(self._constrain)(centre)))
         unit = float(np.asarray(standard_error)) / slope
         self.centre = float(centre)
         self.unit = unit if np.isfinite(unit) and unit > 0 else _UNKNOWN
 
+    def _constrain(self, place: Array) -> Array:
+        constrained: Array = to_support({"": place}, self._support)[""]
+        return constrained
+
     def value(self, place: float) -> float:
         """Return the param at a place on the unconstrained scale, which may be infinite."""
-        return float(self._transform(jnp.asarray(place, float)))
+        return float(self._constrain(jnp.asarray(place, float)))
 
 
 def check_name(params: dict[str, Tree], name: str) -> None:
@@ -100,7 +100,7 @@ def trace_profile(fit: FitFn, scale: Scale, name: str, best: Point, prob: float)
     """Step to both sides of the estimate until the likelihood has fallen far enough."""
     if not 0 < prob < 1:
         raise ValueError(f"prob={prob} is not between 0 and 1.")
-    far = float(norm.ppf(0.5 + prob / 2))
+    far = NormalDist().inv_cdf(0.5 + prob / 2)
     below, above = (_one_side(fit, scale, best, sign, far) for sign in (-1, 1))
     rows = pd.DataFrame(
         [*below[::-1], (scale.centre, best.log_evidence, best.standard_error, 0.0), *above],

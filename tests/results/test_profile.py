@@ -76,12 +76,9 @@ def quadratic(below):
     return fit
 
 
-POSITIVE = {"tau": {"kwargs": {"constraint": constraints.positive}}}
-
-
 @pytest.mark.parametrize("prob", [0.5, 0.9, 0.99])
 def test_a_gaussian_likelihood_gives_the_interval_of_wald(prob):
-    scale = Scale(POSITIVE, "tau", 1.0, 0.3)
+    scale = Scale(constraints.positive, 1.0, 0.3)
     found = trace_profile(quadratic(1.0), scale, "tau", Point(-5.0, 0.01, {}), prob)
     expected = 0.3 * norm.ppf(0.5 + prob / 2)
     assert np.log(found.high) == pytest.approx(expected, rel=1e-4)
@@ -89,7 +86,7 @@ def test_a_gaussian_likelihood_gives_the_interval_of_wald(prob):
 
 
 def test_where_it_does_not_fall_the_interval_ends_at_the_edge():
-    scale = Scale(POSITIVE, "tau", 1.0, np.nan)  # without a standard error
+    scale = Scale(constraints.positive, 1.0, np.nan)  # without a standard error
     found = trace_profile(quadratic(0.001), scale, "tau", Point(-5.0, 0.01, {}), 0.9)
     assert found.low == 0.0
     assert np.log(found.high) == pytest.approx(0.3 * norm.ppf(0.95), rel=1e-4)
