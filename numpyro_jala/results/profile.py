@@ -15,11 +15,17 @@ from scipy.interpolate import PchipInterpolator
 from numpyro_jala._typing import Array, Tree
 from numpyro_jala.model.supports import from_support, to_support
 
-#: Length of the first step to either side, in standard errors, and how steps grow.
-_FIRST, _GROWTH = 0.7, 1.2
-#: Most steps to one side. They reach twelve standard errors: what has not fallen by then
-#: is at an edge of its support.
-_MOST_STEPS = 8
+#: Length of the first step to either side, in standard errors, and how steps grow: more
+#: while the root of the drop is below the last number, as from an estimate at an edge.
+_FIRST, _GROWTH, _HURRY, _FLAT = 0.7, 1.2, 2.0, 0.3
+#: Most steps to one side, and standard errors that they go. What has not fallen by then
+#: is taken not to fall before the edge of its support.
+_MOST_STEPS, _REACH = 12, 25.0
+#: Steps end at this share of the estimate's distance from an edge: nearer there is nothing
+#: to see but rounding.
+_AT_EDGE = 0.01
+#: Most that the root may change between the two values around an end of the interval.
+_GAP = 1.2
 #: Stands in for a standard error on the unconstrained scale where there is none.
 _UNKNOWN = 0.5
 
@@ -79,6 +85,11 @@ class Scale:
         constrained: Array = to_support({"": place}, self._support)[""]
         return constrained
 
+    def is_at_edge(self, place: float, sign: int) -> bool:
+        """Tell whether a place is as good as the edge of the support on its side."""
+        edge, value, first = map(self.value, (sign * np.inf, place, self.centre))
+        return np.isfinite(edge) and abs(value - edge) < _AT_EDGE * abs(first - edge)
+
     def value(self, place: float) -> float:
         """Return the param at a place on the unconstrained scale, which may be infinite."""
         return float(self._constrain(jnp.asarray(place, float)))
@@ -101,31 +112,59 @@ def trace_profile(fit: FitFn, scale: Scale, name: str, best: Point, prob: float)
     if not 0 < prob < 1:
         raise ValueError(f"prob={prob} is not between 0 and 1.")
     far = NormalDist().inv_cdf(0.5 + prob / 2)
-    below, above = (_one_side(fit, scale, best, sign, far) for sign in (-1, 1))
-    rows = pd.DataFrame(
-        [*below[::-1], (scale.centre, best.log_evidence, best.standard_error, 0.0), *above],
-        columns=["place", "log_evidence", "se", "zeta"],
-    )
+    sides = [_one_side(fit, scale, best, sign, far) for sign in (-1, 1)]
+    centre = _Row(scale.centre, best.log_evidence, best.standard_error, 0.0)
+    rows = _from_the_top(pd.DataFrame(sorted([*sides[0], centre, *sides[1]])))
     low, high = (scale.value(_cross(rows, sign * far)) for sign in (-1, 1))
     rows.insert(0, "value", [scale.value(place) for place in rows.pop("place")])
     return Profile(name, prob, low, high, rows)
 
 
-def _one_side(
-    fit: FitFn, scale: Scale, best: Point, sign: int, far: float
-) -> list[tuple[float, float, float, float]]:
-    """Return place, log-evidence, its error and signed root along one side."""
-    rows: list[tuple[float, float, float, float]] = []
-    place, step, last = scale.centre, _FIRST * scale.unit, best
-    for _ in range(_MOST_STEPS):
-        place, step = place + sign * step, _GROWTH * step
+def _from_the_top(rows: pd.DataFrame) -> pd.DataFrame:
+    """Measure drops from the highest value: an estimate near an edge may not be there yet."""
+    top = rows.loc[rows["log_evidence"].idxmax()]
+    drop = top["log_evidence"] - rows["log_evidence"]
+    return rows.assign(zeta=np.sign(rows["place"] - top["place"]) * np.sqrt(2 * drop))
+
+
+class _Row(NamedTuple):
+    """A row of the table, still by its place on the unconstrained scale."""
+
+    place: float
+    log_evidence: float
+    se: float
+    zeta: float
+
+
+def _one_side(fit: FitFn, scale: Scale, best: Point, sign: int, far: float) -> list[_Row]:
+    """Step away from the estimate, then look closer at where the root is far enough."""
+    last = best
+
+    def at(place: float) -> _Row:
+        nonlocal last
         last = fit(scale.value(place), last.params)
         drop = max(best.log_evidence - last.log_evidence, 0.0)
-        zeta = sign * np.sqrt(2 * drop)
-        rows.append((place, last.log_evidence, last.standard_error, zeta))
-        if not abs(zeta) <= far:  # also where it is NaN
+        return _Row(place, last.log_evidence, last.standard_error, sign * np.sqrt(2 * drop))
+
+    rows, step = [_Row(scale.centre, 0.0, 0.0, 0.0)], sign * _FIRST * scale.unit
+    reach = _REACH * scale.unit
+    while len(rows) <= _MOST_STEPS and abs(rows[-1].place - scale.centre) < reach:
+        rows.append(at(rows[-1].place + step))
+        # The first also where it is NaN.
+        if not abs(rows[-1].zeta) <= far or scale.is_at_edge(rows[-1].place, sign):
             break
-    return rows
+        step *= _GROWTH if abs(rows[-1].zeta) > _FLAT else _HURRY
+    inside, outside = rows[-2:]
+    while abs(outside.zeta) > far and abs(outside.zeta - inside.zeta) > _GAP:
+        middle = at((inside.place + outside.place) / 2)
+        rows.append(middle)
+        if len(rows) > 2 * _MOST_STEPS or not np.isfinite(middle.zeta):
+            break
+        if abs(middle.zeta) > far:
+            outside = middle
+        else:
+            inside = middle
+    return rows[1:]
 
 
 def _cross(rows: pd.DataFrame, zeta: float) -> float:

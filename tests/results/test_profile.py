@@ -92,6 +92,19 @@ def test_where_it_does_not_fall_the_interval_ends_at_the_edge():
     assert np.log(found.high) == pytest.approx(0.3 * norm.ppf(0.95), rel=1e-4)
 
 
+def test_from_an_edge_the_other_end_is_found():
+    """A likelihood in tau² that falls from zero on, where the estimate has ended."""
+
+    def fit(value, params):
+        return Point(-5.0 - value**2, 0.01, params)
+
+    scale = Scale(constraints.positive, 1e-3, np.nan)
+    found = trace_profile(fit, scale, "tau", Point(-5.0, 0.01, {}), 0.9)
+    assert found.low == 0.0
+    assert found.high == pytest.approx(norm.ppf(0.95) / 2**0.5, rel=0.02)
+    assert len(found.values) < 30
+
+
 def test_what_has_no_profile_is_refused_by_a_sentence(fitted):
     with pytest.raises(ValueError, match="no param 'scale'; there are pace, shape"):
         fitted.profile(random.key(0), "scale")
