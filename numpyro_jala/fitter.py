@@ -85,6 +85,7 @@ class Fitter(Results, ABC):
         kwargs: dict[str, Any],
         splits: bool,
     ) -> tuple[Fixed, list[Array], Trace]:
+        validation.check_integers(args, kwargs)
         try:
             trace = self._run_first(rng_key, args, kwargs)
         except ValueError as error:

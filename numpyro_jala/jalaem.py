@@ -347,6 +347,11 @@ class JALAEM(Fitter):
             until = progress.schedule(run, num_steps, tol)
             state = loop.ascend(run, state, num_steps, progress_bar, saver, until)
             conclude(run, state)
+            if run.data.mode is None:  # else positions are whitened
+                position = np.asarray(run.result.position)
+                position = position.reshape(-1, position.shape[-1])
+                at = run.trace, run.fixed.layout, position
+                run.rounded = validation.find_rounded(*at)
             for message in diagnostics.warning_messages(run):
                 warnings.warn(message, stacklevel=2)
             return self.to_inference_data()

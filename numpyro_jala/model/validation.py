@@ -37,6 +37,9 @@ NUMPY_MET_TRACER = (
 _MOST_DRAWS = 4
 #: Share of equal draws that is not chance, even in single precision.
 _TIED = 0.02
+#: Change of an unconstrained latent on its way to the model and back that is more than
+#: inexact.
+_MOVED = 0.1
 
 
 def check_sites(trace: Trace) -> None:
@@ -315,6 +318,65 @@ def find_tied_draws(draws: np.ndarray, columns: dict[str, np.ndarray]) -> dict[s
     shares = np.where(counts > by_chance, counts, 0) / max(1, len(draws) - 1)
     worst = {name: shares[index].max(initial=0.0) for name, index in columns.items()}
     return {name: float(share) for name, share in worst.items() if share > _TIED}
+
+
+def find_rounded(trace: Trace, layout: Layout, position: np.ndarray) -> dict[str, float]:
+    """Find sites many of whose particles are too near an edge for the precision.
+
+    From an interval or a simplex they do not come back to where they were: the model was
+    given another value, and its density there is another one.
+
+    Parameters
+    ----------
+    position
+        Of particles, (num_particles, dim).
+
+    Returns
+    -------
+    dict
+        The largest share of particles in one coordinate of the site.
+    """
+    shapes, found = layout.unravel_latents(layout.anchor), {}
+    for name, index in layout.columns().items():
+        support, shape = trace[name]["fn"].support, np.shape(shapes[name])
+        if index.size != np.prod(shape) or _has_no_upper_end(support):
+            continue
+        transform = biject_to(support)
+        free = jnp.asarray(position[:, index].reshape(-1, *shape))
+        change = np.abs(transform.inv(transform(free)) - free)
+        share = np.mean(~(change < _MOVED), axis=0).max(initial=0.0)
+        if share > _TIED:
+            found[name] = float(share)
+    return found
+
+
+def _has_no_upper_end(support: Any) -> bool:
+    """Tell whether numbers near the ends of a support are as exact as others."""
+    support = getattr(support, "base_constraint", support)
+    return any(
+        support is known or isinstance(support, type(known))
+        for known in (constraints.real, constraints.positive, constraints.real_vector)
+    )
+
+
+def check_integers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse integers that JAX would wrap around to others without a word."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path((args, kwargs))
+    for path, leaf in leaves:
+        if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu":
+            continue
+        kept = np.dtype(jax.dtypes.canonicalize_dtype(leaf.dtype))
+        if kept == leaf.dtype or not leaf.size:
+            continue
+        bounds, value = np.iinfo(kept), max(leaf.max(), leaf.min(), key=abs)
+        if not bounds.min <= value <= bounds.max:
+            kind, which = path[0].idx, path[1]
+            name = f"Argument {which.key!r}" if kind else f"Argument {which.idx}"
+            raise ValueError(
+                f"{name} of the model holds the integer {value}, which is beyond {kept}: "
+                "JAX would wrap it around to another one. Subtract a constant first, pass "
+                "floats, or turn on double precision (jax_enable_x64)."
+            )
 
 
 def describe_failure(error: Exception, last_site: str, drawn: dict[str, Any]) -> str:

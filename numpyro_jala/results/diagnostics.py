@@ -104,6 +104,13 @@ def warning_messages(run: Run) -> list[str]:
         "Turn on double precision (jax_enable_x64), or use another prior."
         for name, share in run.tied_draws.items()
     ]
+    said += [
+        f"Of the particles of {name!r} {share:.0%} are nearer to the edge of its support than "
+        "the precision can tell. The model's density there is not what it should be, and "
+        "neither params nor log-evidence are to be trusted. Turn on double precision "
+        "(jax_enable_x64), or use another parametrisation."
+        for name, share in run.rounded.items()
+    ]
     reason = failure(run)
     if run.death:
         said.append(run.death)

@@ -318,6 +318,51 @@ def test_two_draws_that_are_the_same_by_chance_are_no_heap():
     assert validation.find_tied_draws(draws, columns) == {"x": pytest.approx(2 / 31)}
 
 
+def shares_and_sizes():
+    """Three simplices, a probability, and two sites that are exact everywhere."""
+    with numpyro.plate("groups", 3):
+        numpyro.sample("shares", dist.Dirichlet(jnp.array([0.3, 1.0, 4.0, 0.1])))
+    numpyro.sample("chance", dist.Beta(0.2, 0.3))
+    numpyro.sample("size", dist.Gamma(0.1))
+    numpyro.sample("mean", dist.Normal())
+    numpyro.sample("y", dist.Normal(), obs=0.3)
+
+
+def test_particles_that_cannot_be_told_from_the_edge_are_found():
+    trace = run_once(shares_and_sizes, random.key(0), (), {})
+    layout = lay_out(shares_and_sizes, trace, (), {})
+    rng = np.random.default_rng(0)
+    position = rng.normal(-1.0, 2.0, (200, layout.dim)).astype(np.float32)
+    assert validation.find_rounded(trace, layout, position) == {}
+    columns = layout.columns()
+    position[:10, columns["shares"][5]] = 18.0  # 1 - 1.5e-8 is one in single precision
+    position[:20, columns["chance"]] = 25.0
+    position[20:40, columns["chance"]] = -25.0  # but 1e-11 is not zero
+    position[:, columns["size"]] = -40.0
+    position[:, columns["mean"]] = 1e6
+    found = validation.find_rounded(trace, layout, position)
+    assert found == {"chance": pytest.approx(0.1), "shares": pytest.approx(0.05)}
+
+
+def test_integers_that_would_wrap_around_are_refused():
+    late = 1_700_000_000_000 + np.arange(3)
+    early = np.arange(3)
+
+    def model(time, y, *, other=None):
+        x = numpyro.sample("x", dist.Normal())
+        numpyro.sample("y", dist.Normal(x + time, 1.0), obs=y)
+
+    words = "Argument 0 of the model holds the integer 1700000000002, which is beyond int32"
+    refuse(model, words, late, np.zeros(3))
+    with pytest.raises(
+        ValueError, match="Argument 'other' of the model holds the integer -5"
+    ):
+        JALAEM(model).run(
+            random.key(0), 0, early, np.zeros(3), other={"a": np.array([1, -5_000_000_000])}
+        )
+    validation.check_integers((early, 1.5 * late, np.zeros(0, int)), {})
+
+
 @pytest.mark.parametrize("num_steps", [-1, 2.5])
 def test_a_number_of_steps_that_is_none(num_steps):
     with pytest.raises(ValueError, match=f"num_steps={num_steps} is not a number of steps"):
