@@ -131,6 +131,10 @@ def _newton_ascent(
         lambda: _curvature(problem, state, weight, carried),
         lambda: newton.complete,
     )
+    # Where a particle has no second derivative, by what the components' scores tell.
+    each = jnp.einsum("jcn,jcnp->cp", pool(weight), rate)
+    usable = jnp.all(jnp.isfinite(complete))
+    complete = jnp.where(usable, complete, pooled + each.T @ each)
     missing = em.remember(newton, jnp.where(tempered, within, pooled))
     info = em.information_basis(complete, missing, em.floor_for(tempered))
     newton_decrement = em.decrement(info, score)

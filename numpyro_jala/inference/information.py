@@ -28,6 +28,8 @@ from numpyro_jala.engine.partition import Partition
 #: With less information than this on an unconstrained scale a parameter is known up to
 #: a factor of ten at best: for all that the data say it is at the edge of its support.
 _LEAST = 0.5
+#: Share of the information that is more than a difference of two good estimates.
+_BIASED = 0.05
 #: Numbers from which double precision takes seconds.
 _MANY = 2**22
 
@@ -223,7 +225,8 @@ def combine(all_moments: list[Moments]) -> Information:
     alive = np.isfinite(score).all((1, 2)) & squares
     if not alive.any():
         nan = np.full_like(outer[0], np.nan)
-        return Information(nan[0], nan, nan, nan)
+        kept = score[np.isfinite(score).all((1, 2))]
+        return Information(nan[0], nan, nan, nan, kept if len(kept) else None)
     score, outer, curvature = score[alive], outer[alive], curvature[alive]
     mean, num_islands = score.mean(0), len(score)
     apart = score - mean
@@ -261,6 +264,32 @@ def influence(scores: np.ndarray, covariance: np.ndarray) -> np.ndarray:
         return squares
     own = np.einsum("jcp,pq,jcq->c", scores, known, scores, optimize=True)
     return (squares - own) / (num_islands * (num_islands - 1))
+
+
+def from_scores(information: Information) -> np.ndarray | None:
+    """Return a covariance of the estimate by the spread of the components' scores.
+
+    It needs no second derivative, and is rough. None where scores tell nothing of some
+    parameter.
+    """
+    if information.by_component is None:
+        return None
+    score = np.asarray(information.by_component.mean(0), np.float64)
+    known = score.T @ score
+    if not np.all(np.diag(known) > _LEAST):
+        return None
+    return np.linalg.pinv(known, hermitian=True)
+
+
+def is_biased(second_derivatives: Information, differences: Information) -> bool:
+    """Tell whether second derivatives miss a part of the information beyond the noise.
+
+    They do where a density has kinks, as that of Laplace: there they are zero.
+    """
+    one, other = (np.diag(each.observed) for each in (second_derivatives, differences))
+    errors = [np.diag(each.observed_se) for each in (second_derivatives, differences)]
+    apart = np.abs(one - other)
+    return bool(np.any((apart > 4 * np.hypot(*errors)) & (apart > _BIASED * np.abs(other))))
 
 
 def is_quieter(first: Information, second: Information) -> bool:

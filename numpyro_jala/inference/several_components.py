@@ -76,7 +76,9 @@ def _climb(
     run: Run, rng_key: PRNGKey, here: AtRest, found: Information
 ) -> tuple[AtRest, Information]:
     """Climb to the maximum on draws, rest there, and find the information."""
-    covariance = np.nan_to_num(run.uncertainty(found).covariance)
+    covariance = _rough_covariance(run, found)
+    if covariance is None:
+        covariance = np.nan_to_num(run.uncertainty(found).covariance)
     num_draws = run.fixed.settings.num_draws
     if run.fixed.layout.partition.has_small_components:
         num_draws //= _SCORE_SHARE
@@ -112,16 +114,30 @@ def _inform(run: Run, here: AtRest, draws: Draws) -> Information:
     enough = max(1, math.ceil(_PRECISE / first.log_weight.size))
     found = clouds.inform(run, params, here.clouds[:enough])
     covariance, determined = run.uncertainty(found)[:2]
-    if not (run.fixed.layout.partition.has_small_components and determined.all()):
+    rough = _rough_covariance(run, found)
+    is_known = determined.all() or rough is not None
+    if not (run.fixed.layout.partition.has_small_components and is_known):
         return found
+    covariance = covariance if rough is None else rough
     complete = np.asarray(clouds.average(run, params, first, False).curvature).mean(0)
     root = np.linalg.cholesky(covariance)
-    known = np.sqrt(np.maximum(np.diag(root.T @ complete @ root), 1.0))
+    known = np.sqrt(
+        np.nan_to_num(np.maximum(np.diag(root.T @ complete @ root), 1.0), nan=1.0)
+    )
     score_at = partial(_score, run, draws)
     drawn = newton.differences(score_at, params, covariance, _DIFFERENCE / known)
-    if not information.is_quieter(drawn, found):
-        return found
-    return drawn._replace(by_component=found.by_component)
+    drawn = drawn._replace(by_component=found.by_component)
+    if rough is not None:  # the better is the one that tells of more params
+        knows = run.uncertainty(drawn).determined
+        return drawn if knows.sum() > determined.sum() else found
+    better = information.is_quieter(drawn, found) or information.is_biased(found, drawn)
+    return drawn if better else found
+
+
+def _rough_covariance(run: Run, found: Information) -> np.ndarray | None:
+    """Return what scores say where second derivatives do not tell of all params."""
+    determined = run.uncertainty(found).determined
+    return None if determined.all() else information.from_scores(found)
 
 
 # -- the draws ---------------------------------------------------------------------------

@@ -450,3 +450,24 @@ def test_a_refusal_comes_before_the_programs_of_a_run(monkeypatch):
     monkeypatch.setattr(loop, "begin", begin)
     with pytest.warns(UserWarning, match="Out-of-support"):
         refuse(model, "No particle has a finite.*Site 'y'", jnp.array([-90.0, 90.0]))
+
+
+def counted_from_one(group, y):
+    spread = numpyro.param("spread", 1.0, constraint=constraints.positive)
+    with numpyro.plate("groups", 3):
+        u = numpyro.sample("u", dist.Normal(0.0, spread))
+    numpyro.sample("y", dist.Normal(u[group], 1.0), obs=y)
+
+
+def test_an_index_beyond_the_groups_is_told():
+    y = jnp.array([0.2, 1.0, -0.4, 0.3])
+    group = jnp.array([1, 2, 3, 3])
+    trace = run_once(counted_from_one, random.key(0), (group, y), {})
+    with pytest.warns(UserWarning, match="reads at the index 3 where there are 3 values"):
+        lay_out(counted_from_one, trace, (group, y), {}, splits=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lay_out(counted_from_one, trace, (group - 1, y), {}, splits=True)
+        lay_out(
+            counted_from_one, trace, (group - 4, y), {}, splits=True
+        )  # from the end, as in Python

@@ -4,6 +4,7 @@ Known indices say which elements are read or written. Unknown ones may be anythi
 that all elements along the indexed axes are joined.
 """
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from numpyro_jala.model.dependence.graph import (
 from numpyro_jala.model.dependence.moves import Windows, positions, spread
 from numpyro_jala.model.dependence.values import Value, concrete, out_shapes, tie
 
+_PROMISE = GatherScatterMode.PROMISE_IN_BOUNDS
+
 
 def gather(graph: Graph, equation: Any, inputs: Sequence[Value]) -> list[Labels | None]:
     """Read labels at known indices; unknown ones may read anything along their axes."""
@@ -35,6 +38,8 @@ def gather(graph: Graph, equation: Any, inputs: Sequence[Value]) -> list[Labels 
         joined = merge(graph, labels, windows.start_index_map)
         labels = None if joined is None else fill(joined, size)
         known = np.zeros(starts, np.int64)
+    elif labels is not None and equation.params["mode"] == _PROMISE:
+        _check_bounds(windows, size, known)
     read = None if labels is None else _take(labels, positions(windows, size, known, shape))
     index = merge(graph, indices.labels, [-1])
     if index is None:
@@ -42,6 +47,21 @@ def gather(graph: Graph, equation: Any, inputs: Sequence[Value]) -> list[Labels 
     batch = [axis for axis in range(len(shape)) if axis not in windows.offset_dims]
     both = combine(graph, [read, spread(index[..., 0], batch, len(shape))])
     return [None if both is None else fill(both, shape)]
+
+
+def _check_bounds(windows: Windows, size: Shape, known: np.ndarray) -> None:
+    """Warn of an index beyond the end, which JAX takes for the last without a word."""
+    for column, axis in enumerate(windows.start_index_map):
+        index = known[..., column]
+        if np.any((index < 0) | (index > size[axis] - windows.sizes[axis])):
+            worst = index.flat[np.argmax(np.abs(index - size[axis] / 2))]
+            warnings.warn(
+                f"The model reads at the index {worst} where there are {size[axis]} values "
+                "that depend on latents. JAX counts from zero, and takes the last value "
+                "there without a word. Check the groups of rows, or say what is meant by "
+                ".at[index].get(mode='clip').",
+                stacklevel=2,
+            )
 
 
 def _take(labels: Labels, where: Labels) -> Labels:

@@ -1,0 +1,106 @@
+"""Groups whose model is not smooth, or is so only on paper: answers by quadrature."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro.distributions import constraints
+from scipy.optimize import minimize
+from scipy.stats import laplace, norm
+
+from numpyro_jala import JALAEM
+
+NUM_GROUPS, ROWS = 20, 5
+SHAPE = NUM_GROUPS, ROWS
+
+
+def kinked(y):
+    """Laplace noise: its second derivative is zero, but for a kink."""
+    mean = numpyro.param("mean", 0.0)
+    noise = numpyro.param("noise", 1.0, constraint=constraints.positive)
+    spread = numpyro.param("spread", 1.0, constraint=constraints.positive)
+    with numpyro.plate("groups", NUM_GROUPS):
+        u = numpyro.sample("u", dist.Normal(0.0, spread))
+    numpyro.sample("y", dist.Laplace(mean + u[:, None], noise), obs=y)
+
+
+def kinked_rows(mean, noise, y, u):
+    return laplace.logpdf(y, mean + u, np.exp(noise))
+
+
+def probit(x, y):
+    """A probability of single precision: far out it has no second derivative."""
+    mean = numpyro.param("mean", 0.0)
+    slope = numpyro.param("slope", 0.0)
+    spread = numpyro.param("spread", 1.0, constraint=constraints.positive)
+    with numpyro.plate("groups", NUM_GROUPS):
+        u = numpyro.sample("u", dist.Normal(0.0, spread))
+    probability = jax.scipy.stats.norm.cdf(mean + slope * x + u[:, None])
+    numpyro.sample("y", dist.Bernoulli(probs=probability), obs=y)
+
+
+def probit_rows(mean, slope, x, y, u):
+    return norm.logcdf((2 * y - 1) * (mean + slope * x + u))
+
+
+def exact_fit(rows, first):
+    """Return the maximum of the likelihood and standard errors, the last param a log sd."""
+    nodes, width = np.linspace(-8.0, 8.0, 2_001, retstep=True)
+    weights = norm.pdf(nodes) * width
+
+    def loss(params):
+        *others, spread = params
+        logs = rows(*others, np.exp(spread) * nodes[:, None, None]).sum(-1)
+        top = logs.max(0)
+        return -np.sum(top + np.log(weights @ np.exp(logs - top)))
+
+    best = minimize(
+        loss, first, method="Nelder-Mead", options={"xatol": 1e-5, "fatol": 1e-9}
+    )
+    steps, size = np.eye(len(first)) * 0.02, range(len(first))
+
+    def second(i, j):
+        ends = [
+            loss(best.x + a * steps[i] + b * steps[j]) for a in (1, -1) for b in (1, -1)
+        ]
+        return (ends[0] - ends[1] - ends[2] + ends[3]) / (4 * 0.02**2)
+
+    observed = np.array([[second(i, j) for j in size] for i in size])
+    return best.x, np.sqrt(np.diag(np.linalg.inv(observed))), -best.fun
+
+
+def kinked_case():
+    rng = np.random.default_rng(14)
+    effect = rng.normal(0.0, 1.0, (NUM_GROUPS, 1))
+    y = 1 + effect + 0.6 * rng.laplace(size=SHAPE)
+    exact = exact_fit(lambda m, e, u: kinked_rows(m, e, y, u), [1.0, -0.5, 0.0])
+    return kinked, ("mean", "noise", "spread"), (jnp.asarray(y),), exact
+
+
+def probit_case():
+    rng = np.random.default_rng(1)
+    x, effect = rng.normal(size=SHAPE), rng.normal(0.0, 3.0, (NUM_GROUPS, 1))
+    y = (0.5 + 0.8 * x + effect + rng.normal(size=SHAPE) > 0).astype(int)
+    exact = exact_fit(lambda m, b, u: probit_rows(m, b, x, y, u), [0.5, 0.8, 1.0])
+    return probit, ("mean", "slope", "spread"), (jnp.asarray(x), jnp.asarray(y)), exact
+
+
+@pytest.mark.parametrize("case", [kinked_case, probit_case])
+def test_estimates_and_errors_where_second_derivatives_fail(case):
+    model, names, data, (best, errors, highest) = case()
+    jala = JALAEM(model)
+    jala.run(random.key(1), None, *data, progress_bar=False)
+    is_log = np.array([name in ("noise", "spread") for name in names])
+    found = np.array([float(jala.params[name]) for name in names])
+    error = np.array([float(jala.standard_errors()[name]) for name in names])
+    error, found = (
+        np.where(is_log, error / found, error),
+        np.where(is_log, np.log(found), found),
+    )
+    assert np.all(np.abs(found - best) < 0.1 * errors)
+    np.testing.assert_allclose(error, errors, rtol=0.05)
+    assert abs(jala.log_evidence - highest) < 4 * jala.log_evidence_se + 0.01
+    assert jala.diagnostics()["num_steps"] < 500
