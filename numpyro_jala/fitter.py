@@ -17,7 +17,7 @@ from numpyro_jala.backend import compilation
 from numpyro_jala.engine.state import Problem, Settings
 from numpyro_jala.inference import options
 from numpyro_jala.inference.programs import Data, Fixed, problem_of
-from numpyro_jala.model import validation
+from numpyro_jala.model import arguments, validation
 from numpyro_jala.model.arguments import Frozen, as_jax_arrays, split_call
 from numpyro_jala.model.density import Layout
 from numpyro_jala.model.enumeration import OwnInfer
@@ -85,7 +85,7 @@ class Fitter(Results, ABC):
         kwargs: dict[str, Any],
         splits: bool,
     ) -> tuple[Fixed, list[Array], Trace]:
-        validation.check_integers(args, kwargs)
+        arguments.check_integers(args, kwargs)
         try:
             trace = self._run_first(rng_key, args, kwargs)
         except ValueError as error:
@@ -127,7 +127,10 @@ class Fitter(Results, ABC):
             with watch:
                 return run_once(OwnInfer(self.model), rng_key, args, kwargs)
         except Exception as error:
-            said = validation.describe_failure(error, watch.last_site, watch.drawn)
+            not_finite = arguments.describe_not_finite(args, kwargs)
+            said = validation.describe_failure(
+                error, watch.last_site, watch.drawn, not_finite
+            )
             raise ValueError(said) from error
 
     def _like(self, key: Any, arrays: list[Array]) -> Fixed:

@@ -212,7 +212,7 @@ def test_a_site_without_a_finite_density_near_the_particles_is_named(monkeypatch
     with pytest.raises(RuntimeError) as caught:
         JALAEM(model).run(random.key(0), 0, np.float32(0.3), progress_bar=False)
     words = (
-        r"have none: site 'y' has log-density nan at its value \[0.3\], where x = (\S+)\."
+        r"have none: site 'y' has log-density nan at its value 0.3\d*, where x = (\S+)\."
     )
     found = re.search(words, str(caught.value))
     assert found and float(found[1]) >= 1.0
@@ -221,8 +221,8 @@ def test_a_site_without_a_finite_density_near_the_particles_is_named(monkeypatch
 
 
 def test_a_step_size_that_kills_the_particles_is_named():
-    jala = JALAEM(normal_means, num_particles=32, num_islands=4, step_size=1e4)
-    with pytest.raises(RuntimeError, match="step_size=10000.0 may be too large"):
+    jala = JALAEM(normal_means, num_particles=32, num_islands=4, step_size=1e37)
+    with pytest.raises(RuntimeError, match=r"step_size=1e\+37 may be too large"):
         jala.run(random.key(0), 40, SCHOOLS, progress_bar=False)
     assert jala.last_state is not None
     assert np.isfinite(jala.get_params(jala.last_state)["mu"])

@@ -28,6 +28,8 @@ from numpyro_jala.engine.partition import Partition
 #: With less information than this on an unconstrained scale a parameter is known up to
 #: a factor of ten at best: for all that the data say it is at the edge of its support.
 _LEAST = 0.5
+#: Least eigenvalue of the scores' correlation at which they tell params apart.
+_COLLINEAR = 1e-3
 #: Share of the information that is more than a difference of two good estimates.
 _BIASED = 0.05
 #: Numbers from which double precision takes seconds.
@@ -275,10 +277,13 @@ def from_scores(information: Information) -> np.ndarray | None:
     if information.by_component is None:
         return None
     score = np.asarray(information.by_component.mean(0), np.float64)
-    known = score.T @ score
-    if not np.all(np.diag(known) > _LEAST):
+    size = np.sqrt(np.sum(score**2, 0))
+    if not np.all(size**2 > _LEAST):
         return None
-    return np.linalg.pinv(known, hermitian=True)
+    correlation = score.T @ score / np.outer(size, size)
+    if not np.linalg.eigvalsh(correlation)[0] > _COLLINEAR:
+        return None
+    return np.linalg.inv(correlation) / np.outer(size, size)
 
 
 def is_biased(second_derivatives: Information, differences: Information) -> bool:

@@ -110,4 +110,5 @@ def by_island(found: Score) -> np.ndarray:
 def _covariance_of_mean(score: np.ndarray) -> np.ndarray:
     """Return the noise of the mean over islands (rows)."""
     num_islands, num_params = score.shape
-    return np.cov(score.T).reshape(num_params, num_params) / num_islands
+    with np.errstate(invalid="ignore"):  # of scores that are not finite it is NaN
+        return np.cov(score.T).reshape(num_params, num_params) / num_islands

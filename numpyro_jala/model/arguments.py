@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,3 +77,37 @@ def as_jax_arrays(tree: Tree) -> Tree:
         return jnp.asarray(leaf) if is_numbers else leaf
 
     return jax.tree.map(convert, tree)
+
+
+def _named(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Return the NumPy arrays among a model's arguments, named as in a sentence."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path((args, kwargs))[0]:
+        if isinstance(leaf, np.ndarray):
+            first = path[1]
+            yield f"Argument {getattr(first, 'idx', getattr(first, 'key', ''))!r}", leaf
+
+
+def check_integers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse integers that JAX would wrap around to others silently."""
+    for name, leaf in _named(args, kwargs):
+        kept = np.dtype(jax.dtypes.canonicalize_dtype(leaf.dtype))
+        if leaf.dtype.kind not in "iu" or kept == leaf.dtype or not leaf.size:
+            continue
+        bounds, value = np.iinfo(kept), max(leaf.max(), leaf.min(), key=abs)
+        if not bounds.min <= value <= bounds.max:
+            raise ValueError(
+                f"{name} of the model holds the integer {value}, which is beyond {kept}: "
+                "JAX would wrap it around to another one. Subtract a constant first, pass "
+                "floats, or turn on double precision (jax_enable_x64)."
+            )
+
+
+def describe_not_finite(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Say where an argument holds the first number that is not finite; empty if none does."""
+    for name, leaf in _named(args, kwargs):
+        if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+            index = tuple(map(int, np.argwhere(~np.isfinite(leaf))[0]))
+            return f"{name} holds {leaf[index]} at the index {index}."
+    return ""

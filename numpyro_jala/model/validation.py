@@ -169,6 +169,8 @@ def _check_discrete(name: str, site: Site) -> None:
 
 def _check_observed(name: str, site: Site) -> None:
     value = site["value"]
+    if is_data(site):
+        _check_shapes(name, np.shape(value), tuple(site["fn"].shape()))
     if isinstance(value, jax.core.Tracer) or is_masked(site):
         return
     bad = np.isnan(np.asarray(value, float))
@@ -179,6 +181,16 @@ def _check_observed(name: str, site: Site) -> None:
             f"{where}, and a likelihood of NaN is NaN. Leave those rows out, or mask them "
             "with numpyro.handlers.mask."
         )
+
+
+def _check_shapes(name: str, seen: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    try:
+        np.broadcast_shapes(seen, shape)
+    except ValueError as error:
+        raise ValueError(
+            f"Observed site {name!r} has shape {seen}, and its distribution {shape}. Are "
+            "there as many data as the model expects?"
+        ) from error
 
 
 def model_warnings(trace: Trace, is_noisy: bool) -> list[str]:
@@ -265,9 +277,21 @@ def _dead_site(trace: Trace) -> str:
             continue
         log_prob = np.asarray(site["fn"].log_prob(site["value"]))
         if not np.isfinite(log_prob).all():
-            value = np.asarray(site["value"]).reshape(-1)[:3]
-            return f"site {name!r} has log-density {log_prob.sum()} at its value {value}"
+            return f"site {name!r} has log-density {_first_dead(log_prob, site['value'])}"
     return ""
+
+
+def _first_dead(log_prob: np.ndarray, value: Any) -> str:
+    """Write the first log-density that is not finite, and where it is."""
+    index = tuple(map(int, np.argwhere(~np.isfinite(log_prob))[0]))
+    value = np.asarray(value)
+    if value.shape[: log_prob.ndim] == log_prob.shape and value.size:
+        value = value[index]
+    else:
+        value = value.reshape(-1)[:3]
+    place = f" at the index {index}," if index else ""
+    at = f" at its value {value}" if value.size else ""
+    return f"{log_prob[index]}{place}{at}".rstrip(",")
 
 
 def describe_dead_place(
@@ -359,27 +383,9 @@ def _has_no_upper_end(support: Any) -> bool:
     )
 
 
-def check_integers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse integers that JAX would wrap around to others without a word."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path((args, kwargs))
-    for path, leaf in leaves:
-        if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu":
-            continue
-        kept = np.dtype(jax.dtypes.canonicalize_dtype(leaf.dtype))
-        if kept == leaf.dtype or not leaf.size:
-            continue
-        bounds, value = np.iinfo(kept), max(leaf.max(), leaf.min(), key=abs)
-        if not bounds.min <= value <= bounds.max:
-            kind, which = path[0].idx, path[1]
-            name = f"Argument {which.key!r}" if kind else f"Argument {which.idx}"
-            raise ValueError(
-                f"{name} of the model holds the integer {value}, which is beyond {kept}: "
-                "JAX would wrap it around to another one. Subtract a constant first, pass "
-                "floats, or turn on double precision (jax_enable_x64)."
-            )
-
-
-def describe_failure(error: Exception, last_site: str, drawn: dict[str, Any]) -> str:
+def describe_failure(
+    error: Exception, last_site: str, drawn: dict[str, Any], not_finite: str
+) -> str:
     """Say that the model itself failed, where, and at which draws from the prior."""
     cause = f"{type(error).__name__}: {error}"
     if isinstance(error, NUMPY_MET_TRACER):
@@ -391,6 +397,8 @@ def describe_failure(error: Exception, last_site: str, drawn: dict[str, Any]) ->
     said = (
         f"The model, run once on the given arguments before anything else, failed: {cause}"
     )
+    if not_finite:
+        said += f" {not_finite}"
     if not last_site:
         return said
     said += f" This was after site {last_site!r}"

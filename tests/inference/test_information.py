@@ -411,7 +411,10 @@ def test_islands_without_finite_moments_are_left_out():
         np.testing.assert_allclose(found, expected)
     broken.curvature[:] = np.nan
     *numbers, by_component = combine([broken])
-    assert all(np.isnan(part).all() for part in numbers) and by_component is None
+    assert all(np.isnan(part).all() for part in numbers)
+    np.testing.assert_array_equal(by_component, moments.score)  # no second derivative
+    broken.score[:, 1] = np.nan
+    assert combine([broken]).by_component is None
 
 
 def test_the_noise_of_scores_does_not_add_to_influences():

@@ -21,6 +21,7 @@ from scipy.stats import norm
 from numpyro_jala import JALAEM
 from numpyro_jala.inference import loop
 from numpyro_jala.model import validation
+from numpyro_jala.model.arguments import check_integers
 from numpyro_jala.model.inspection import lay_out
 from numpyro_jala.model.sites import run_once
 from tests.tools import SCHOOLS, normal_means
@@ -188,7 +189,8 @@ def test_a_model_that_fails():
         x = numpyro.sample("x", dist.Normal(jnp.zeros(3), 1.0).to_event(1))
         numpyro.sample("y", dist.Normal(x, 1), obs=y)
 
-    refuse(model, "failed after site 'y'.*disagree", SCHOOLS[:4])
+    words = r"'y' has shape \(4,\), and its distribution \(3,\). Are there as many data"
+    refuse(model, words, SCHOOLS[:4])
 
 
 def test_a_guide_does_not_see_what_is_masked():
@@ -360,7 +362,7 @@ def test_integers_that_would_wrap_around_are_refused():
         JALAEM(model).run(
             random.key(0), 0, early, np.zeros(3), other={"a": np.array([1, -5_000_000_000])}
         )
-    validation.check_integers((early, 1.5 * late, np.zeros(0, int)), {})
+    check_integers((early, 1.5 * late, np.zeros(0, int)), {})
 
 
 @pytest.mark.parametrize("num_steps", [-1, 2.5])
@@ -471,3 +473,33 @@ def test_an_index_beyond_the_groups_is_told():
         lay_out(
             counted_from_one, trace, (group - 4, y), {}, splits=True
         )  # from the end, as in Python
+
+
+def regression(x, y, family=dist.Normal):
+    slope = numpyro.sample("slope", dist.Normal())
+    numpyro.sample("y", family(jnp.exp(slope * x)), obs=y)
+
+
+def with_bad_row(value):
+    y = np.arange(1.0, 7.0)
+    y[4] = value
+    return y
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "words"),
+    [
+        (
+            np.ones(6),
+            with_bad_row(-2.0),
+            r"'y' has log-density -inf at the index \(4,\), at ",
+        ),
+        (np.ones(6), with_bad_row(-2.0), "at its value -2.0 under the starting"),
+        (with_bad_row(np.nan), np.ones(6), r"Argument 0 holds nan at the index \(4,\)"),
+        (np.ones(6), np.ones(4), r"'y' has shape \(4,\), and its distribution \(6,\)"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Out-of-support values")  # NumPyro's own word
+def test_a_bad_row_is_named(x, y, words):
+    with pytest.raises(ValueError, match=words):
+        JALAEM(regression).run(random.key(0), 0, x, y, family=dist.Poisson)
