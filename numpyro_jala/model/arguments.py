@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_jala._typing import Array, Tree
+from numpyro_jala.backend.sharding import is_key
 
 
 class Frozen:
@@ -82,18 +83,22 @@ def as_jax_arrays(tree: Tree) -> Tree:
 def _named(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Return the NumPy arrays among a model's arguments, named as in a sentence."""
+    """Return the known arrays among a model's arguments, named as in a sentence."""
     for path, leaf in jax.tree_util.tree_flatten_with_path((args, kwargs))[0]:
-        if isinstance(leaf, np.ndarray):
+        is_array = isinstance(leaf, np.ndarray | jax.Array)
+        if is_array and not isinstance(leaf, jax.core.Tracer) and not is_key(leaf):
             first = path[1]
-            yield f"Argument {getattr(first, 'idx', getattr(first, 'key', ''))!r}", leaf
+            name = f"Argument {getattr(first, 'idx', getattr(first, 'key', ''))!r}"
+            yield name, np.asarray(leaf)
 
 
 def check_integers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse integers that JAX would wrap around to others silently."""
     for name, leaf in _named(args, kwargs):
+        if leaf.dtype.kind not in "iu" or not leaf.size:
+            continue
         kept = np.dtype(jax.dtypes.canonicalize_dtype(leaf.dtype))
-        if leaf.dtype.kind not in "iu" or kept == leaf.dtype or not leaf.size:
+        if kept == leaf.dtype:
             continue
         bounds, value = np.iinfo(kept), max(leaf.max(), leaf.min(), key=abs)
         if not bounds.min <= value <= bounds.max:

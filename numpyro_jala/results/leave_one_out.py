@@ -36,6 +36,11 @@ class LeaveOneGroupOut(NamedTuple):
 def leave_one_group_out(run: Run) -> LeaveOneGroupOut:
     """Return what a run with several components says of each of them."""
     layout, found = run.fixed.layout, run.result.by_component
+    if found is None and not layout.partition.is_joint:
+        raise ValueError(
+            "The run found no log-evidence of its groups: with a single island there is "
+            "none, nor where the particles died at the estimate."
+        )
     if found is None:
         raise ValueError(
             f"The latents are one component, of {layout.dim}, and there is no other group "

@@ -428,3 +428,31 @@ def test_the_noise_of_scores_does_not_add_to_influences():
     np.testing.assert_allclose(influence(score[None], covariance), exact)
     held = np.array([[2.0, np.nan], [np.nan, np.nan]])  # the second is held fixed
     np.testing.assert_allclose(influence(score[None], held), 2 * score[:, 0] ** 2)
+
+
+def test_scores_give_a_covariance_where_they_tell_params_apart():
+    rng = np.random.default_rng(5)
+    score = rng.gamma(2.0, 1.0, (3, 200, 2)) @ np.array([[1.0, 0.4], [0.0, 0.5]])
+    nan = np.full((2, 2), np.nan)
+    info = Information(nan[0], nan, nan, nan, score)
+    mean = score.mean(0)
+    expected = np.linalg.inv(sum(np.outer(row, row) for row in mean))
+    np.testing.assert_allclose(information.from_scores(info), expected)
+    assert information.from_scores(info._replace(by_component=None)) is None
+    alike = score[..., [0, 0]]
+    assert information.from_scores(info._replace(by_component=alike)) is None
+    faint = score * np.array([1.0, 1e-3])
+    assert information.from_scores(info._replace(by_component=faint)) is None
+
+
+@pytest.mark.parametrize(
+    ("other", "error", "biased"),
+    [(1.2, 0.01, True), (1.2, 0.1, False), (1.04, 1e-3, False)],
+)
+def test_second_derivatives_are_biased_beyond_noise_and_beyond_a_share(
+    other, error, biased
+):
+    nan = np.full((2, 2), np.nan)
+    first = Information(nan[0], nan, np.diag([3.0, 1.0]), np.full((2, 2), 0.01))
+    second = Information(nan[0], nan, np.diag([3.0, other]), np.full((2, 2), error))
+    assert information.is_biased(first, second) == biased

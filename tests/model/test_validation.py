@@ -362,7 +362,8 @@ def test_integers_that_would_wrap_around_are_refused():
         JALAEM(model).run(
             random.key(0), 0, early, np.zeros(3), other={"a": np.array([1, -5_000_000_000])}
         )
-    check_integers((early, 1.5 * late, np.zeros(0, int)), {})
+    others = np.array(["a", "b"]), random.key(0), jnp.arange(3)
+    check_integers((early, 1.5 * late, np.zeros(0, int), *others), {})
 
 
 @pytest.mark.parametrize("num_steps", [-1, 2.5])
@@ -496,6 +497,11 @@ def with_bad_row(value):
         ),
         (np.ones(6), with_bad_row(-2.0), "at its value -2.0 under the starting"),
         (with_bad_row(np.nan), np.ones(6), r"Argument 0 holds nan at the index \(4,\)"),
+        (
+            jnp.array([1.0, jnp.nan]),
+            np.ones(2),
+            r"Argument 0 holds nan at the index \(1,\)",
+        ),
         (np.ones(6), np.ones(4), r"'y' has shape \(4,\), and its distribution \(6,\)"),
     ],
 )

@@ -14,6 +14,7 @@ from numpyro.distributions import constraints
 from scipy.optimize import minimize
 
 from numpyro_jala import IPLA, JALAEM
+from numpyro_jala.engine.partition import joint
 from numpyro_jala.results.leave_one_out import leave_one_group_out
 
 NUM_GROUPS, ROWS = 60, 4
@@ -99,16 +100,23 @@ def test_it_is_what_fitting_again_without_each_group_gives(fitted, exact):
     assert abs(missed.sum()) < 0.2 * found.num_effective
 
 
+def with_result(fitted, by_component, partition=None):
+    """Return a stand-in for the fitted run, with another result."""
+    fixed, result = fitted._run.fixed, fitted._run.result
+    layout = fixed.layout
+    if partition is not None:
+        layout = SimpleNamespace(partition=partition, dim=layout.dim)
+    fixed = SimpleNamespace(layout=layout)
+    return SimpleNamespace(fixed=fixed, result=result._replace(by_component=by_component))
+
+
 def test_without_other_groups_there_is_a_sentence(fitted):
-    result = fitted._run.result
-    joint = SimpleNamespace(
-        fixed=fitted._run.fixed, result=result._replace(by_component=None)
-    )
     with pytest.raises(ValueError, match="one component, of 60, and there is no other"):
-        leave_one_group_out(joint)
-    alone = result._replace(by_component=result.by_component._replace(influence=None))
-    many = SimpleNamespace(fixed=fitted._run.fixed, result=alone)
+        leave_one_group_out(with_result(fitted, None, joint(NUM_GROUPS)))
+    with pytest.raises(ValueError, match="no log-evidence of its groups: with a single"):
+        leave_one_group_out(with_result(fitted, None))
+    alone = fitted._run.result.by_component._replace(influence=None)
     with pytest.raises(ValueError, match="The model has 2 params"):
-        leave_one_group_out(many)
+        leave_one_group_out(with_result(fitted, alone))
     with pytest.raises(ValueError, match="IPLA gives no log-evidence of groups"):
         IPLA(model, step_size=0.1).leave_one_group_out()
