@@ -264,19 +264,3 @@ def shorten(step: Array, variance: Array, most: float) -> Array:
     """Scale a step down so that the variance it causes is at most a given one."""
     scale = jnp.minimum(1.0, jnp.sqrt(most / jnp.maximum(variance, 1e-30)))
     return jnp.where(jnp.isfinite(scale), scale, 0.0) * step
-
-
-def hessian(
-    potential_fn: Callable[[Array, Array], Array], params: Array, weight: Array
-) -> Array:
-    """Return the second derivative of the weighted sum of potentials.
-
-    ``potential_fn(params, shift)`` gives the potential of every particle; both arguments
-    are the parameters, the second for the transport of the particles.
-    """
-
-    def total(values: Array) -> Array:
-        potential = potential_fn(values, values - params)
-        return jnp.sum(jnp.where(weight > 0, weight * potential, 0.0))
-
-    return jax.hessian(total)(params)

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_jala._typing import Array, Potential
-from numpyro_jala.backend import blocks
+from numpyro_jala.backend import blocks, innermost
 from numpyro_jala.backend.precision import roughly
+from numpyro_jala.backend.sharding import locally
 from numpyro_jala.engine.partition import Partition
 
 
@@ -50,6 +51,30 @@ def over_islands(function: Callable[..., Any]) -> Callable[..., Any]:
     return mapped
 
 
+def over_particles(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Map over islands and particles, which on a CPU lie innermost in memory meanwhile.
+
+    See :mod:`numpyro_jala.backend.innermost`. The first argument are the positions, which
+    many rows of data may read. The result cannot be differentiated.
+    """
+    if jax.default_backend() != "cpu":
+        return jax.vmap(jax.vmap(function))
+
+    def mapped(position: Array, *others: Array) -> Any:
+        lead = position.shape[:2]
+
+        def flat(rows: Array) -> Array:
+            last = jnp.moveaxis(rows, (0, 1), (-2, -1))
+            return last.reshape(*last.shape[:-2], -1)
+
+        first = innermost.written_out(flat(position))
+        found = innermost.over_last(function)(first, *map(flat, others))
+        parted = jax.tree.map(lambda leaf: leaf.reshape(*leaf.shape[:-1], *lead), found)
+        return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, (-2, -1), (0, 1)), parted)
+
+    return partial(locally, mapped)
+
+
 #: ``score_fn(weight)``: the weighted sum of the particles' scores, (num_params,).
 ScoreFn: TypeAlias = Callable[[Array], Array]
 
@@ -82,7 +107,7 @@ def evaluate_model(
         else:
             how = target.params, scores_at_once, rough_gradient
             derive = partial(_derive_reverse, potential_fn, *how)
-        found = _components_first(blocks.over(derive, block, temperature, position))
+        found = _components_first(blocks.over(derive, block, position, temperature))
         return found, lambda weight: jnp.einsum("jcn,jcnp->p", weight, found.scores)
 
     def all_fn(shared: Array, heat: Array, x: Array) -> Array:
@@ -98,6 +123,8 @@ def evaluate_model(
     return summed, lambda weight: pull(jnp.swapaxes(weight, 1, 2))[0]
 
 
+#: By up to so many params derivatives are found in forward mode.
+FEW_DIRECTIONS = 8
 #: So many directions are written out one by one: a third quicker than as a batch.
 _MOST_WRITTEN_OUT = 16
 
@@ -107,19 +134,22 @@ def _derive_reverse(
     params: Array,
     with_scores: bool,
     rough_gradient: bool,
-    temperature: Array,
     position: Array,
+    temperature: Array,
 ) -> Derivatives:
     """Differentiate the potentials in reverse mode; with scores for one component only."""
-    shape = (*position.shape[:2], params.size)
-    each = (jnp.broadcast_to(params, shape),) if with_scores else ()
+    at = (params,) if with_scores else ()
     one_fn = potential_fn if with_scores else partial(potential_fn, params)
-    all_fn = over_islands(jax.vmap(one_fn))
-    potential, pull = jax.vjp(all_fn, *each, temperature, position)
-    pull = roughly(pull) if rough_gradient else pull
-    *scores, slope, gradient = pull(jnp.ones_like(potential))
-    found = scores[0][:, :, None] if scores else _no_scores(potential, params)
-    return Derivatives(potential, gradient, slope, found)
+
+    def derive(x: Array, heat: Array) -> Derivatives:
+        potential, pull = jax.vjp(one_fn, *at, heat, x)
+        pull = roughly(pull) if rough_gradient else pull
+        *scores, slope, gradient = pull(jnp.ones_like(potential))
+        found = scores[0][None] if scores else _no_scores(potential, params)
+        return Derivatives(potential, gradient, slope, found)
+
+    found: Derivatives = over_particles(derive)(position, temperature)
+    return found
 
 
 def _no_scores(potential: Array, params: Array) -> Array:
@@ -137,7 +167,7 @@ def evaluate_scores(
     directions = np.eye(params.size, dtype=params.dtype)
     shape = (*position.shape[:2], target.temperature.shape[1])
 
-    def one(heat: Array, x: Array) -> tuple[Array, Array]:
+    def one(x: Array, heat: Array) -> tuple[Array, Array]:
         if params.size == 0:
             potential = potential_fn(params, heat, x)
             return potential, _no_scores(potential, params)
@@ -145,8 +175,8 @@ def evaluate_scores(
         return potential, _push_each(push, directions).T
 
     temperature = jnp.broadcast_to(target.temperature[:, None], shape)
-    each = over_islands(jax.vmap(one))
-    found = blocks.over(each, block, temperature, position)
+    each = over_particles(one)
+    found = blocks.over(each, block, position, temperature)
     return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 1, 2), found)
 
 
@@ -162,8 +192,8 @@ def _derive_forward(
     potential_fn: Potential,
     partition: Partition,
     params: Array,
-    temperature: Array,
     position: Array,
+    temperature: Array,
 ) -> Derivatives:
     """Differentiate the potentials of all particles in forward mode.
 
@@ -178,7 +208,7 @@ def _derive_forward(
     along_x[:num_slots] = partition.slot == np.arange(num_slots)[:, None]
     along_t[num_slots] = 1.0
 
-    def derive(heat: Array, x: Array) -> Derivatives:
+    def derive(x: Array, heat: Array) -> Derivatives:
         potential, push = jax.linearize(partial(potential_fn, params), heat, x)
         tangents = _push_each(push, along_t, along_x)
         gradient = tangents[:num_slots].reshape(-1)
@@ -186,7 +216,7 @@ def _derive_forward(
         no_scores = _no_scores(potential, params)
         return Derivatives(potential, gradient, tangents[num_slots], no_scores)
 
-    found: Derivatives = over_islands(jax.vmap(derive))(temperature, position)
+    found: Derivatives = over_particles(derive)(position, temperature)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from jax import lax
 from numpyro_jala._typing import Array
 from numpyro_jala.backend import blocks
 from numpyro_jala.engine import em, evaluation, tempering, transport
+from numpyro_jala.engine.curvature import second_derivative
 from numpyro_jala.engine.evaluation import Target
 from numpyro_jala.engine.state import (
     ANNEAL,
@@ -219,17 +221,8 @@ def _curvature(
 
     The particles follow the parameters, to first order as they would in a step.
     """
-    each = jax.vmap(problem.potential_fn, (None, None, 0))
-    all_fn = jax.vmap(each, (None, 0, 0))
-
-    def of_block(pooled: Array, position: Array) -> Array:
-        def potentials(params: Array, change: Array) -> Array:
-            shift = jnp.einsum("jpd,p->jd", carried.shift[:, 1:], change)
-            moved = position - shift[:, None]
-            return all_fn(params, state.target.temperature, moved)
-
-        return em.hessian(potentials, state.target.params, pooled)
-
+    find = partial(second_derivative, problem.potential_fn, state.target)
+    of_block = partial(find, shift=carried.shift[:, 1:])
     by_particle = jnp.swapaxes(pool(weight), 1, 2)
     return blocks.total(of_block, problem.block, by_particle, state.cloud.position)
 

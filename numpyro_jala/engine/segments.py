@@ -9,7 +9,7 @@ transpose.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from numpyro_jala._typing import Array
+from numpyro_jala.backend import innermost
 from numpyro_jala.engine.partition import partition, take
 
 
@@ -82,6 +83,13 @@ def _define(primitive: Any, transpose: Any, function: Any, size_of: Any) -> None
         moved = jnp.moveaxis(args[0], dims[0], 0)
         return primitive.bind(moved, segments=segments), 0
 
+    def innermost_rule(equation: Any, values: Any, _: int) -> Array:
+        found: Array = innermost.over_last(partial(function, **equation.params))(
+            values[0].array
+        )
+        return found
+
+    innermost.RULES[primitive.name] = innermost_rule
     primitive.def_impl(function)
     primitive.def_abstract_eval(shape)
     ad.deflinear2(primitive, pull)  # type: ignore[no-untyped-call]

@@ -5,6 +5,7 @@ Each is compiled once for a :class:`Fixed` problem and the shapes of its data.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,12 +21,12 @@ from numpyro_jala.backend import blocks
 from numpyro_jala.backend.precision import exactly
 from numpyro_jala.backend.sharding import on_mesh, share, spread
 from numpyro_jala.engine import evaluation, smc
-from numpyro_jala.engine.evaluation import Target
+from numpyro_jala.engine.evaluation import FEW_DIRECTIONS, Target
 from numpyro_jala.engine.resampling import systematic
 from numpyro_jala.engine.weights import log_mean_exp, normalise
 from numpyro_jala.inference import evidence, importance, programs
 from numpyro_jala.inference.evidence import Bridge, Gaussian
-from numpyro_jala.inference.importance import Importance
+from numpyro_jala.inference.importance import Importance, Sums
 from numpyro_jala.inference.information import Moments, Question, moments
 from numpyro_jala.inference.programs import Data, Fixed
 
@@ -33,8 +34,6 @@ from numpyro_jala.inference.programs import Data, Fixed
 _DRAWS_AT_ONCE = 64
 #: Fewest draws at once, and most bytes of an array of the draws of all islands.
 _FEWEST_AT_ONCE, _MOST_BYTES = 8, 2**31
-#: Scores by up to so many params are found in forward mode, draw by draw.
-_FORWARD = 8
 
 
 class Together(NamedTuple):
@@ -81,7 +80,7 @@ def evaluate_draws(fixed: Fixed, data: Data, params: Array, draws: Array) -> Arr
     """Return the potentials (num_islands, components, num_draws) of the posterior."""
     potential_fn = programs.potential_at(fixed, data, params)
     ones = jnp.ones((fixed.layout.partition.num_components,), draws.dtype)
-    each = jax.vmap(jax.vmap(partial(potential_fn, params, ones)))
+    each = evaluation.over_particles(partial(potential_fn, params, ones))
     found = jnp.swapaxes(blocks.over(each, programs.block_size(fixed), draws), 1, 2)
     return jnp.where(jnp.isfinite(found), found, jnp.inf)
 
@@ -136,11 +135,16 @@ class Draws(NamedTuple):
     proposal: Gaussian
     level: Array  # (components,)
 
+    @property
+    def num_draws(self) -> int:
+        """How many an island has."""
+        return math.prod(self.points.shape[:2])
 
-def _over_blocks(
+
+def _of_block(
     fixed: Fixed, draws: Draws, function: Callable[[Array, Array], Any]
-) -> Any:
-    """Apply ``function(position, level - log_density)`` to each block of draws."""
+) -> Callable[[Array], Any]:
+    """Return what ``function(position, level - log_density)`` is of a block's points."""
     partition, proposal = fixed.layout.partition, draws.proposal
     shifts = importance.draw_shifts(draws.rng_key, proposal, partition)
 
@@ -148,7 +152,28 @@ def _over_blocks(
         position, log_density = importance.draw(shifts, proposal, partition, points)
         return function(position, draws.level[:, None] - log_density)
 
-    return lax.map(one, jnp.asarray(draws.points))
+    return one
+
+
+def _over_blocks(
+    fixed: Fixed, draws: Draws, function: Callable[[Array, Array], Array]
+) -> Array:
+    """Apply ``function(position, level - log_density)`` to each block of draws."""
+    found: Array = lax.map(_of_block(fixed, draws, function), jnp.asarray(draws.points))
+    return found
+
+
+def _sum_up(fixed: Fixed, draws: Draws, function: Callable[[Array, Array], Sums]) -> Sums:
+    """Add up ``function(position, level - log_density)`` over the blocks of draws."""
+    one, points = _of_block(fixed, draws, function), jnp.asarray(draws.points)
+    shapes = jax.eval_shape(one, points[0])
+    first, second = (jnp.full(leaf.shape, -jnp.inf, leaf.dtype) for leaf in shapes[:2])
+    nothing = Sums(first, second, jnp.zeros_like(shapes.mean))
+
+    def add(found: Sums, block: Array) -> tuple[Sums, None]:
+        return importance.merge(found, one(block)), None
+
+    return lax.scan(add, nothing, points)[0]
 
 
 @partial(jax.jit, static_argnums=0)
@@ -167,13 +192,11 @@ def sample(
         return log_base - evaluate_draws(fixed, data, params, position)
 
     if partition.has_small_components:
-        blocks = _over_blocks(
-            fixed, draws, lambda x, base: importance.sums(log_ratios(x, base))
-        )
-        return share(importance.estimate(blocks))
+        summed = _sum_up(fixed, draws, lambda x, base: importance.sums(log_ratios(x, base)))
+        return share(importance.estimate(summed, draws.num_draws))
     every = _over_blocks(fixed, draws, log_ratios)
-    found = importance.estimate(jax.vmap(importance.sums)(every))
     at_draws = jnp.moveaxis(every, 0, 2).reshape(*every.shape[1:3], -1)
+    found = importance.estimate(importance.sums(at_draws), draws.num_draws)
     cloud = put_together(clouds)
     log_density = importance.log_density(draws.proposal, partition, cloud.position)
     at_particles = draws.level[:, None] - cloud.potential - log_density
@@ -256,25 +279,25 @@ class Score(NamedTuple):
     ess: Array  # (), the lowest of all components, as a share
 
 
-def _weigh_scores(
+def _weigh_each(
     block: int | None,
     potential_fn: Potential,
     target: Target,
     position: Array,
     log_base: Array,
-) -> Array:
-    """Sum the scores of draws by their weights: (num_islands, num_params)."""
+) -> Sums:
+    """Sum the weights of draws, and average their scores by them, in forward mode."""
     potential, scores = evaluation.evaluate_scores(potential_fn, target, position, block)
     # Far out, where a draw weighs nothing, its derivatives may not be finite.
     usable = jnp.isfinite(potential) & jnp.isfinite(scores).all(-1)
-    weight = jnp.where(usable, jnp.exp(log_base - potential), 0.0)
-    return jnp.einsum("icn,icnp->ip", weight, jnp.where(usable[..., None], scores, 0.0))
+    log_ratio = jnp.where(usable, log_base - potential, -jnp.inf)
+    return importance.sums(log_ratio, jnp.where(usable[..., None], scores, 0.0))
 
 
-def _weigh_scores_reverse(
+def _weigh_all(
     potential_fn: Potential, target: Target, position: Array, log_base: Array
 ) -> Array:
-    """Do the same for many parameters."""
+    """Sum the scores of draws by their weights in reverse mode: (num_islands, num_params)."""
 
     def of_island(heat: Array, x: Array, base: Array) -> Array:
         def potentials(values: Array) -> Array:
@@ -291,29 +314,38 @@ def _weigh_scores_reverse(
 @on_mesh
 @exactly
 def score(fixed: Fixed, data: Data, params: Array, draws: Draws) -> Score:
-    """Find the score of the marginal likelihood by importance sampling."""
+    """Find the score of the marginal likelihood by importance sampling.
 
-    def first(position: Array, log_base: Array) -> importance.Sums:
-        potential = evaluate_draws(fixed, data, params, position)
-        return importance.sums(log_base - potential)
+    Of few parameters in one pass in forward mode; of many in reverse mode, which has to
+    know the weights, in a second one.
+    """
+    potential_fn = fixed.layout.potential(data.arrays)
+    shape = (fixed.settings.num_islands, fixed.layout.partition.num_components)
+    target, in_one_pass = (
+        Target(params, jnp.ones(shape, params.dtype)),
+        params.size <= FEW_DIRECTIONS,
+    )
+    weigh_each = partial(_weigh_each, programs.block_size(fixed), potential_fn, target)
 
-    found = importance.estimate(_over_blocks(fixed, draws, first))
+    def weigh_only(position: Array, log_base: Array) -> Sums:
+        return importance.sums(log_base - evaluate_draws(fixed, data, params, position))
+
+    sums = _sum_up(fixed, draws, weigh_each if in_one_pass else weigh_only)
+    found = importance.estimate(sums, draws.num_draws)
     # Weights are normalised by all islands: a ratio of few draws would be biased, and what
     # is left of the information after the latents' share is small beside it.
     pooled = log_mean_exp(found.islands.T)
-    num_draws = np.prod(draws.points.shape[:2])
-    target = Target(params, jnp.ones_like(found.islands))
-    potential_fn = fixed.layout.potential(data.arrays)
-    weigh_scores: Callable[..., Array] = _weigh_scores_reverse
-    if params.size <= _FORWARD:
-        weigh_scores = partial(_weigh_scores, programs.block_size(fixed))
 
-    def second(position: Array, log_base: Array) -> Array:
+    def weigh_again(position: Array, log_base: Array) -> Array:
         log_base = log_base - pooled[:, None]
-        return weigh_scores(potential_fn, target, position, log_base) / num_draws
+        return _weigh_all(potential_fn, target, position, log_base) / draws.num_draws
 
-    summed = _over_blocks(fixed, draws, second).sum(0)
-    return share(Score(found.log_evidence.sum(), summed, found.ess.min()))
+    if in_one_pass:
+        share_of = jnp.exp(found.islands - pooled)
+        score_of = jnp.einsum("ic,icp->ip", share_of, sums.mean)
+    else:
+        score_of = _over_blocks(fixed, draws, weigh_again).sum(0)
+    return share(Score(found.log_evidence.sum(), score_of, found.ess.min()))
 
 
 @partial(jax.jit, static_argnums=0)

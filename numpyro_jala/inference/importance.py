@@ -19,14 +19,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
-from jax.scipy.special import ndtri
+from jax.scipy.special import logsumexp, ndtri
 from scipy.stats import qmc
 
 from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.engine import student
 from numpyro_jala.engine.factor import apply, log_determinant, solve
 from numpyro_jala.engine.partition import Partition
-from numpyro_jala.engine.weights import log_mean_exp
+from numpyro_jala.engine.weights import log_mean_exp, normalise
 from numpyro_jala.inference.evidence import Bridge, Gaussian, bridge
 
 
@@ -119,26 +119,48 @@ class Importance(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Logarithms of the means of weights and of their squares over some draws."""
+    """What some draws say together.
+
+    first, second
+        Logarithms of the sums of weights and of their squares.
+    mean
+        Of some other values, by the weights.
+    """
 
     first: Array  # (num_islands, components)
     second: Array  # (num_islands, components)
+    mean: Array  # (num_islands, components, columns)
 
 
-def sums(log_ratio: Array) -> Sums:
-    """Average weights over draws, given log-ratios of target to proposal.
+def sums(log_ratio: Array, values: Array | None = None) -> Sums:
+    """Add up weights of draws, given log-ratios of target to proposal.
 
     Parameters
     ----------
     log_ratio
         (num_islands, components, num_draws)
+    values
+        To be averaged with the weights, (num_islands, components, num_draws, columns).
     """
-    return Sums(log_mean_exp(log_ratio), log_mean_exp(2 * log_ratio))
+    if values is None:
+        values = jnp.zeros((*log_ratio.shape, 0), log_ratio.dtype)
+    mean = jnp.einsum("icn,icnp->icp", normalise(log_ratio), values)
+    return Sums(logsumexp(log_ratio, -1), logsumexp(2 * log_ratio, -1), mean)
 
 
-def estimate(blocks: Sums) -> Importance:
-    """Estimate the evidence from the sums of equally large blocks, on a leading axis."""
-    each, squares = (log_mean_exp(jnp.moveaxis(part, 0, -1)) for part in blocks)
+def merge(one: Sums, other: Sums) -> Sums:
+    """Put what two sets of draws say together."""
+    share = normalise(jnp.stack([one.first, other.first], -1))[..., None, :]
+    return Sums(
+        jnp.logaddexp(one.first, other.first),
+        jnp.logaddexp(one.second, other.second),
+        one.mean * share[..., 0] + other.mean * share[..., 1],
+    )
+
+
+def estimate(found: Sums, num_draws: int) -> Importance:
+    """Estimate the evidence of each component from the sums of so many draws."""
+    each, squares = (part - jnp.log(num_draws) for part in found[:2])
     pooled = log_mean_exp(each.T)
     ratio = jnp.exp(each - pooled)
     variance = jnp.var(ratio, 0, ddof=1) / len(each)

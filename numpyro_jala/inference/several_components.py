@@ -98,8 +98,7 @@ def _climb(
 
 def _score(run: Run, draws: Draws, params: Array) -> Score:
     """Find the score of the marginal likelihood on common draws."""
-    num_draws = math.prod(draws.points.shape[:2])
-    run.num_evaluations += 3 * run.fixed.settings.num_islands * num_draws
+    run.num_evaluations += 2 * run.fixed.settings.num_islands * draws.num_draws
     score: Score = fetch(estimation.score(run.fixed, run.placed, params, draws))
     return score
 

@@ -2,7 +2,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax import random
 
 from numpyro_jala.engine import em
 
@@ -79,22 +78,6 @@ def test_missing_information_is_remembered():
     np.testing.assert_allclose(first, MISSING)
     later = em.remember(newton._replace(missing=first), 2 * MISSING)
     np.testing.assert_allclose(later, 1.1 * MISSING, rtol=1e-5)
-
-
-def test_the_hessian_moves_particles_along():
-    position = random.normal(random.key(0), (3, 4))
-    weight = random.dirichlet(random.key(1), jnp.ones(12)).reshape(3, 4)
-
-    def potential(params, change):
-        moved = position + 0.5 * change[0]
-        return 0.5 * (moved - params[0]) ** 2 + jnp.exp(params[1]) * moved**2
-
-    params = jnp.array([0.4, -0.3])
-    found = em.hessian(potential, params, weight)
-    assert np.isclose(found[0, 0], 0.25 + np.exp(-0.3) * 0.5, rtol=1e-4)
-    mean, square = (weight * position).sum(), (weight * position**2).sum()
-    assert np.isclose(found[0, 1], np.exp(-0.3) * mean, rtol=1e-4)
-    assert np.isclose(found[1, 1], np.exp(-0.3) * square, rtol=1e-4)
 
 
 def test_a_step_is_shortened_to_the_variance_it_may_cause():

@@ -1,5 +1,7 @@
 """Importance sampling of many components, on targets with exact answers."""
 
+from functools import reduce
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,8 +46,8 @@ def drawn(rng_key, proposal, parts, points):
 
 def estimate(log_ratio):
     """Estimate from the sums of four blocks of draws."""
-    blocks = jnp.moveaxis(log_ratio.reshape(*log_ratio.shape[:2], 4, -1), 2, 0)
-    return importance.estimate(jax.vmap(importance.sums)(blocks))
+    blocks = map(importance.sums, jnp.split(log_ratio, 4, -1))
+    return importance.estimate(reduce(importance.merge, blocks), log_ratio.shape[-1])
 
 
 def points_for(parts, num_draws=NUM_DRAWS):
@@ -270,11 +272,12 @@ def test_a_draw_without_derivatives_that_weighs_nothing_does_not_count():
     params = jnp.array([0.7, 1.3])
     target = Target(params, jnp.ones((1, 1)))
     log_base = jnp.log(jnp.array([0.1, 0.5, 0.2, 0.2]))[None, None]
-    found = estimation._weigh_scores(None, potential, target, position, log_base)
+    found = estimation._weigh_each(None, potential, target, position, log_base)
     x, base = np.array([-1.0, 0.5, 2.0]), np.array([0.1, 0.5, 0.2])
     weight = base * 0.7 * (3 - x) * np.exp(-(1.3**2) * x**2)
     expected = [-weight.sum() / 0.7, 2 * 1.3 * np.sum(weight * x**2)]
-    np.testing.assert_allclose(found[0], expected, rtol=1e-5)
+    np.testing.assert_allclose(found.first, np.log(weight.sum()), rtol=1e-5)
+    np.testing.assert_allclose(found.mean[0, 0] * weight.sum(), expected, rtol=1e-5)
     possible = position[:, :3], log_base[..., :3]
-    reverse = estimation._weigh_scores_reverse(potential, target, *possible)
+    reverse = estimation._weigh_all(potential, target, *possible)
     np.testing.assert_allclose(reverse[0], expected, rtol=1e-5)
