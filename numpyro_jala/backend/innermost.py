@@ -18,7 +18,6 @@ from jax import lax
 from jax.extend.core import Literal
 
 from numpyro_jala._typing import Array, Tree
-from numpyro_jala.backend.blocks import inner_programs
 
 
 class Value(NamedTuple):
@@ -78,7 +77,7 @@ def _run(program: Any, inputs: Sequence[Value], size: int) -> list[Value]:
 def _apply(equation: Any, values: Sequence[Value], size: int) -> list[Value]:
     name, varies = equation.primitive.name, any(value.varies for value in values)
     if name in _CALLS:
-        return _run(inner_programs(equation)[0], values, size)
+        return _run(_called(equation), values, size)
     found = None
     if not varies:
         found = _bind(equation, [value.array for value in values])
@@ -88,6 +87,12 @@ def _apply(equation: Any, values: Sequence[Value], size: int) -> list[Value]:
         found = _map_plainly(equation, values)
     arrays = found if isinstance(found, (list, tuple)) else [found]
     return [Value(array, varies) for array in arrays]
+
+
+def _called(equation: Any) -> Any:
+    """Return the program that a call runs, with its constants."""
+    leaves = jax.tree.leaves(equation.params)
+    return next(leaf for leaf in leaves if hasattr(getattr(leaf, "jaxpr", leaf), "eqns"))
 
 
 def _bind(equation: Any, arrays: Sequence[Array]) -> Any:

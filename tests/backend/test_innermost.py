@@ -32,6 +32,18 @@ def turned(x):
     return lax.while_loop(lambda v: v[0] < 3.0, lambda v: v + jnp.abs(v[1]) + 0.5, x)
 
 
+def with_constants():
+    """A function with derivatives of its own, and an array that only it knows."""
+    scale = jnp.asarray(DATA[:6])
+
+    @jax.custom_jvp
+    def scaled(x):
+        return jnp.sum(jnp.sin(x) * scale)
+
+    scaled.defjvp(lambda x, dx: (scaled(*x), jnp.sum(jnp.cos(x[0]) * scale * dx[0])))
+    return jax.value_and_grad(jax.jit(lambda x: scaled(x) ** 2))
+
+
 FUNCTIONS = {
     "grouped": grouped,
     "its derivative": jax.grad(grouped),
@@ -60,6 +72,7 @@ FUNCTIONS = {
     "nothing that varies": lambda x: (DATA, x[0]),
     "random numbers": lambda x: x + random.normal(random.key(3), (DIM,)),
     "of varying seeds": lambda x: random.uniform(random.key(jnp.argmax(x))),
+    "a call with constants": with_constants(),
     "checkpointed": jax.checkpoint(lambda x: jnp.sin(x) * x),
     "in several dimensions": lambda x: jnp.einsum("ij,kj->ik", *[x.reshape(3, 2)] * 2)[
         None
