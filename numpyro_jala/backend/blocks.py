@@ -23,7 +23,7 @@ _BLOCK, _FITS = 2**19, 2**22
 #: Particles of which fewer fill a block gain nothing by it: each has work enough of its own.
 _FEWEST = 32
 #: Each turn of these pays its overhead anew in every block.
-_LOOPS = ("scan", "while")
+LOOPS = ("scan", "while")
 _PRODUCT = "dot_general"
 
 
@@ -56,7 +56,7 @@ def _look(jaxpr: Any, varied: list[bool]) -> _Found:
         varies.update(equation.outvars)
         name = equation.primitive.name
         sizes = [_num_bytes(var.aval) for var in equation.outvars]
-        parts = [found, _Found(max(sizes, default=0), name in _LOOPS, name == _PRODUCT)]
+        parts = [found, _Found(max(sizes, default=0), name in LOOPS, name == _PRODUCT)]
         for inner in inner_programs(equation):
             same = len(inner.invars) == len(flags)
             parts.append(_look(inner, flags if same else [True] * len(inner.invars)))

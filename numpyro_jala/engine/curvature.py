@@ -13,7 +13,8 @@ import numpy as np
 from jax import lax
 
 from numpyro_jala._typing import Array, Potential
-from numpyro_jala.engine.evaluation import FEW_DIRECTIONS, Target, over_particles
+from numpyro_jala.backend.innermost import over_particles
+from numpyro_jala.engine.evaluation import FEW_DIRECTIONS, Target
 
 
 def second_derivative(

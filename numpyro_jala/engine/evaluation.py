@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_jala._typing import Array, Potential
-from numpyro_jala.backend import blocks, innermost
+from numpyro_jala.backend import blocks
+from numpyro_jala.backend.innermost import over_particles
 from numpyro_jala.backend.precision import roughly
-from numpyro_jala.backend.sharding import locally
 from numpyro_jala.engine.partition import Partition
 
 
@@ -49,30 +49,6 @@ def over_islands(function: Callable[..., Any]) -> Callable[..., Any]:
         return jax.tree.map(lambda leaf: leaf[None], alone)
 
     return mapped
-
-
-def over_particles(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Map over islands and particles, which on a CPU lie innermost in memory meanwhile.
-
-    See :mod:`numpyro_jala.backend.innermost`. The first argument are the positions, which
-    many rows of data may read. The result cannot be differentiated.
-    """
-    if jax.default_backend() != "cpu":
-        return jax.vmap(jax.vmap(function))
-
-    def mapped(position: Array, *others: Array) -> Any:
-        lead = position.shape[:2]
-
-        def flat(rows: Array) -> Array:
-            last = jnp.moveaxis(rows, (0, 1), (-2, -1))
-            return last.reshape(*last.shape[:-2], -1)
-
-        first = innermost.written_out(flat(position))
-        found = innermost.over_last(function)(first, *map(flat, others))
-        parted = jax.tree.map(lambda leaf: leaf.reshape(*leaf.shape[:-1], *lead), found)
-        return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, (-2, -1), (0, 1)), parted)
-
-    return partial(locally, mapped)
 
 
 #: ``score_fn(weight)``: the weighted sum of the particles' scores, (num_params,).

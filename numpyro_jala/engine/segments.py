@@ -9,7 +9,7 @@ transpose.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax.numpy as jnp
@@ -83,13 +83,7 @@ def _define(primitive: Any, transpose: Any, function: Any, size_of: Any) -> None
         moved = jnp.moveaxis(args[0], dims[0], 0)
         return primitive.bind(moved, segments=segments), 0
 
-    def innermost_rule(equation: Any, values: Any, _: int) -> Array:
-        found: Array = innermost.over_last(partial(function, **equation.params))(
-            values[0].array
-        )
-        return found
-
-    innermost.RULES[primitive.name] = innermost_rule
+    innermost.RULES[primitive.name] = innermost.rule_of(function)
     primitive.def_impl(function)
     primitive.def_abstract_eval(shape)
     ad.deflinear2(primitive, pull)  # type: ignore[no-untyped-call]

@@ -18,6 +18,7 @@ from jax.scipy.special import logsumexp
 
 from numpyro_jala._typing import Array, Potential, PRNGKey
 from numpyro_jala.backend import blocks
+from numpyro_jala.backend.innermost import over_particles
 from numpyro_jala.backend.precision import exactly
 from numpyro_jala.backend.sharding import on_mesh, share, spread
 from numpyro_jala.engine import evaluation, smc
@@ -80,7 +81,7 @@ def evaluate_draws(fixed: Fixed, data: Data, params: Array, draws: Array) -> Arr
     """Return the potentials (num_islands, components, num_draws) of the posterior."""
     potential_fn = programs.potential_at(fixed, data, params)
     ones = jnp.ones((fixed.layout.partition.num_components,), draws.dtype)
-    each = evaluation.over_particles(partial(potential_fn, params, ones))
+    each = over_particles(partial(potential_fn, params, ones))
     found = jnp.swapaxes(blocks.over(each, programs.block_size(fixed), draws), 1, 2)
     return jnp.where(jnp.isfinite(found), found, jnp.inf)
 

@@ -81,41 +81,50 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_it_is_the_plain_map(name):
-    x = random.normal(random.key(1), (SIZE, DIM))
-    plain = jax.vmap(FUNCTIONS[name])(x)
-    found = jax.jit(innermost.over_last(FUNCTIONS[name]))(x.T)
+def test_it_is_the_plain_map(monkeypatch, name):
+    monkeypatch.setattr(innermost, "LOOPS", ())
+    x = random.normal(random.key(1), (3, SIZE, DIM))
+    plain = jax.vmap(jax.vmap(FUNCTIONS[name]))(x)
+    found = jax.jit(innermost.over_particles(FUNCTIONS[name]))(x)
     assert jax.tree.structure(plain) == jax.tree.structure(found)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(plain), strict=True):
         assert one.dtype == other.dtype
-        last = np.moveaxis(np.asarray(other), 0, -1)
-        np.testing.assert_allclose(one, last, rtol=2e-5, atol=2e-6)
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
 
 
 def test_what_is_closed_over_may_be_traced():
-    x, scale = random.normal(random.key(1), (SIZE, DIM)), jnp.arange(1.0, 7.0)
+    x, scale = random.normal(random.key(1), (2, SIZE, DIM)), jnp.arange(1.0, 7.0)
 
     @jax.jit
     def of(scale):
-        return innermost.over_last(lambda v: jnp.sum(v * scale))(x.T)
+        return innermost.over_particles(lambda v: jnp.sum(v * scale))(x)
 
     np.testing.assert_allclose(of(scale), x @ scale, rtol=1e-5)
 
 
-def test_what_is_read_many_times_is_computed_once():
+def test_what_is_read_many_times_is_computed_once(monkeypatch):
     """What is computed of a latent is not computed again by the loop that reads it."""
     rows = np.repeat(np.arange(DIM), 50)
 
-    def loops_that_read(write_out):
+    def loops_that_read():
         def of(x):
-            written = write_out((x * x + 1.7) * x)
-            return innermost.over_last(lambda v: jnp.sin(v[rows]))(written)
+            return innermost.over_particles(lambda v: jnp.sin(v[rows]))((x * x + 1.7) * x)
 
-        program = jax.jit(of).lower(jnp.ones((DIM, SIZE))).compile().as_text()
+        program = jax.jit(of).lower(jnp.ones((2, SIZE, DIM))).compile().as_text()
         return [loop for loop in program.split("\n}") if " gather(" in loop]
 
-    assert any(" multiply(" in loop for loop in loops_that_read(lambda x: x))
-    assert not any(" multiply(" in loop for loop in loops_that_read(innermost.written_out))
+    assert not any(" multiply(" in loop for loop in loops_that_read())
+    monkeypatch.setattr(innermost, "written_out", lambda x: x)
+    assert any(" multiply(" in loop for loop in loops_that_read())
+
+
+@pytest.mark.parametrize("name", ["a loop", "a loop as long as it takes", "grouped"])
+def test_programs_with_loops_are_mapped_plainly(monkeypatch, name):
+    seen = []
+    run = innermost._run
+    monkeypatch.setattr(innermost, "_run", lambda *args: seen.append(args) or run(*args))
+    innermost.over_particles(FUNCTIONS[name])(jnp.ones((2, SIZE, DIM)))
+    assert bool(seen) == (name == "grouped")
 
 
 def test_nan_stays_where_it_was():
