@@ -28,6 +28,13 @@ def looped(x):
     return lax.scan(step, x[0], x)
 
 
+def indexed(x):
+    def step(carry, index):
+        return 0.5 * carry + x[index], jnp.tanh(carry) * x[index]
+
+    return lax.scan(step, 0.3, np.arange(DIM))
+
+
 def turned(x):
     return lax.while_loop(lambda v: v[0] < 3.0, lambda v: v + jnp.abs(v[1]) + 0.5, x)
 
@@ -49,6 +56,7 @@ FUNCTIONS = {
     "its derivative": jax.grad(grouped),
     "its second derivative": jax.hessian(grouped),
     "a loop": looped,
+    "a loop over entries": indexed,
     "a loop as long as it takes": turned,
     "a branch": lambda x: lax.cond(x[0] > 0, jnp.sin, lambda v: v**3, x),
     "a choice by one number": lambda x: jnp.where(x[0] > 0, x, -DATA[:6]),
@@ -82,7 +90,7 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_it_is_the_plain_map(monkeypatch, name):
-    monkeypatch.setattr(innermost, "LOOPS", ())
+    monkeypatch.setattr(innermost, "_BY_INDEX", ())
     x = random.normal(random.key(1), (3, SIZE, DIM))
     plain = jax.vmap(jax.vmap(FUNCTIONS[name]))(x)
     found = jax.jit(innermost.over_particles(FUNCTIONS[name]))(x)
@@ -118,13 +126,13 @@ def test_what_is_read_many_times_is_computed_once(monkeypatch):
     assert any(" multiply(" in loop for loop in loops_that_read())
 
 
-@pytest.mark.parametrize("name", ["a loop", "a loop as long as it takes", "grouped"])
-def test_programs_with_loops_are_mapped_plainly(monkeypatch, name):
+@pytest.mark.parametrize("name", ["a loop", "a loop over entries", "grouped"])
+def test_programs_with_loops_over_entries_are_mapped_plainly(monkeypatch, name):
     seen = []
     run = innermost._run
     monkeypatch.setattr(innermost, "_run", lambda *args: seen.append(args) or run(*args))
     innermost.over_particles(FUNCTIONS[name])(jnp.ones((2, SIZE, DIM)))
-    assert bool(seen) == (name == "grouped")
+    assert bool(seen) == (name != "a loop over entries")
 
 
 def test_nan_stays_where_it_was():
