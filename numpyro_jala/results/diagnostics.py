@@ -99,9 +99,10 @@ def warning_messages(run: Run) -> list[str]:
     """Return a sentence for each thing that a user should doubt."""
     found = diagnostics(run)
     said = [
-        f"Of the draws of {name!r} from its prior {share:.0%} are rounded to the edge of "
-        f"its support. The mass there is lost, and the log-evidence is not to be trusted. "
-        "Turn on double precision (jax_enable_x64), or use another prior."
+        f"Of the draws of {name!r} from its prior {share:.0%} are equal to others by "
+        "rounding: they lie at the edge of its support, or are large beside their spread. "
+        "What lies between is lost, and the log-evidence is not to be trusted. Turn on "
+        "double precision (jax_enable_x64), subtract a constant, or use another prior."
         for name, share in run.tied_draws.items()
     ]
     said += [
