@@ -20,6 +20,7 @@ from jax.extend.core import Literal, jaxpr_as_fun
 
 from numpyro_jala._typing import Array
 from numpyro_jala.backend.blocks import LOOPS, inner_programs
+from numpyro_jala.backend.memory import written_out
 from numpyro_jala.backend.sharding import locally
 
 
@@ -150,21 +151,6 @@ def _stretch(value: Value, shape: tuple[int, ...], size: int) -> Array:
     kept = array.ndim - value.varies  # all axes, or none of a scalar
     axes = (*range(kept), *((len(shape),) if value.varies else ()))
     return lax.broadcast_in_dim(array, wanted, axes)
-
-
-def written_out(array: Array) -> Array:
-    """Have an array computed once, whatever reads it.
-
-    A compiler for CPUs would compute a latent anew for each row of data that reads it, and
-    does not respect an optimisation barrier. It does not look through a loop: this one never
-    turns, unless the array begins with NaN, which stays.
-    """
-    first = array.reshape(-1)[:1]
-
-    def once(carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        return jnp.asarray(False), carry[1] + 0 * carry[1]
-
-    return lax.while_loop(lambda carry: carry[0], once, ((first != first).any(), array))[1]
 
 
 # -- rules -------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax, random
 
 from numpyro_jala._typing import Array, PRNGKey
+from numpyro_jala.backend.memory import change_if
 from numpyro_jala.backend.precision import exactly
 from numpyro_jala.backend.sharding import share, spread
 from numpyro_jala.engine import em, evaluation, mixture, smc
@@ -426,7 +427,7 @@ def _resample(
     scheme = SCHEMES[settings.resampling]
     due = smc.is_due(cloud, settings.ess_threshold) & ~fixed_target
     # Most steps resample nothing.
-    cloud = smc.change_if(
+    cloud = change_if(
         due.any(),
         lambda all_: smc.resample(rng_key, problem.partition, all_, scheme, due),
         cloud,

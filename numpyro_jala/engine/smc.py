@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax, random
 
-from numpyro_jala._typing import Array, PRNGKey, Resampler, Tree
+from numpyro_jala._typing import Array, PRNGKey, Resampler
+from numpyro_jala.backend.memory import change_if
 from numpyro_jala.engine import langevin, mixture
 from numpyro_jala.engine.evaluation import Derivatives, ScoreFn, is_alive, over_islands
 from numpyro_jala.engine.langevin import Kernel, Move
@@ -68,18 +69,6 @@ def _choose(mask: Array, yes: Array, no: Array | float) -> Array:
 def _to_coordinates(partition: Partition, values: Array) -> Array:
     """Give each coordinate what its component has: (islands, particles, dim or 1)."""
     return partition.spread(jnp.swapaxes(values, 1, 2))
-
-
-def change_if(needed: Array, change_fn: Callable[[Tree], Tree], tree: Tree) -> Tree:
-    """Change arrays if that is needed, else leave them where they are in memory.
-
-    A loop of one turn at most: a branch would copy the arrays in either case.
-    """
-
-    def once(carry: tuple[Array, Tree]) -> tuple[Array, Tree]:
-        return jnp.asarray(False), change_fn(carry[1])
-
-    return lax.while_loop(lambda carry: carry[0], once, (needed, tree))[1]
 
 
 def initial_cloud(

@@ -281,3 +281,16 @@ def test_a_draw_without_derivatives_that_weighs_nothing_does_not_count():
     possible = position[:, :3], log_base[..., :3]
     reverse = estimation._weigh_all(potential, target, *possible)
     np.testing.assert_allclose(reverse[0], expected, rtol=1e-5)
+
+
+def test_sums_of_two_sets_are_those_of_all_draws():
+    keys = random.split(random.key(3), 2)
+    log_ratio = 3 * random.normal(keys[0], (2, 3, 12))
+    values = random.normal(keys[1], (2, 3, 12, 2)) + 1.0
+    log_ratio = log_ratio.at[0, 1, :5].set(-jnp.inf)  # nothing in the first set
+    parts = [
+        (log_ratio[..., rows], values[:, :, rows]) for rows in (slice(5), slice(5, 12))
+    ]
+    merged = importance.merge(*(importance.sums(*part) for part in parts))
+    for one, other in zip(merged, importance.sums(log_ratio, values), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
