@@ -429,7 +429,7 @@ class JALAEM(Fitter):
             fixed = self._with_band(fixed, first, arrays)
         if start.state is not None:
             _check_coordinates(start.state, fixed.layout)
-        data = Data(arrays, fitted.gaussian, fitted.mode)
+        data = Data(arrays, fitted.gaussian, fitted.mode, fixed.layout.index())
         return Run(fixed, data, trace, args, kwargs, fitted.num_evaluations)
 
     def _starts_at_mode(self, partition: Partition) -> bool:

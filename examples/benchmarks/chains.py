@@ -15,12 +15,12 @@ import numpy as np
 from chain_models import CASES, Case
 from groups import flatten, maximise, unflatten
 from jax import random
-from records import emit
+from records import emit, steps_or_auto
 
 from numpyro_jala import JALAEM
 
 
-def fit(jala: JALAEM, args: tuple[Any, ...], seed: int, num_steps: int) -> dict:
+def fit(jala: JALAEM, args: tuple[Any, ...], seed: int, num_steps: int | None) -> dict:
     """Fit once; return what was found."""
     start = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
@@ -63,7 +63,7 @@ def compare(jala: JALAEM, case: Case, args: tuple[Any, ...], with_maximum: bool)
     return found
 
 
-def measure(name: str, seeds: range, num_steps: int, with_maximum: bool) -> None:
+def measure(name: str, seeds: range, num_steps: int | None, with_maximum: bool) -> None:
     """Fit a data set for each seed."""
     case = CASES[name]
     jala = JALAEM(case.model)
@@ -79,7 +79,7 @@ def measure(name: str, seeds: range, num_steps: int, with_maximum: bool) -> None
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", choices=CASES, action="append")
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=steps_or_auto, default=None)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--no-maximum", action="store_true", help="the evidence alone")

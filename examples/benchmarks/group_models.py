@@ -401,7 +401,7 @@ STUDIES = {
         (60, 7),
         draw_nested,
         exact_nested,
-        0.5,
+        0.375,
     ),
     "ordinal": Study(
         ordinal_model,

@@ -17,7 +17,7 @@ import numpy as np
 from group_models import STUDIES, Array, Data, Params, Study, arrange, draw
 from jax import random
 from quadrature import mixed_difference
-from records import emit, finite, spread
+from records import emit, finite, spread, steps_or_auto
 
 from numpyro_jala import JALAEM
 
@@ -90,7 +90,7 @@ def likelihood(study: Study, data: Data) -> Callable[..., float]:
     return fn
 
 
-def fit(jala: JALAEM, study: Study, data: Data, seed: int, num_steps: int) -> dict:
+def fit(jala: JALAEM, study: Study, data: Data, seed: int, num_steps: int | None) -> dict:
     """Fit once; return what was found, beside the log-likelihood by quadrature."""
     args = arrange(study, data)
     start = time.perf_counter()
@@ -135,7 +135,7 @@ def compare(jala: JALAEM, study: Study, data: Data, record: dict) -> dict:
     }
 
 
-def measure(name: str, seeds: range, num_steps: int, with_maximum: bool) -> None:
+def measure(name: str, seeds: range, num_steps: int | None, with_maximum: bool) -> None:
     """Fit a data set for each seed, and sum up."""
     study = STUDIES[name]
     jala = JALAEM(study.model)
@@ -174,7 +174,7 @@ def measure(name: str, seeds: range, num_steps: int, with_maximum: bool) -> None
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--study", choices=STUDIES, action="append")
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=steps_or_auto, default=None)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--no-maximum", action="store_true", help="the evidence alone")

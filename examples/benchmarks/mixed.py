@@ -247,7 +247,7 @@ def measure(name: str, num_steps: int | None, seed: int, jala: JALAEM, case: Cas
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", choices=CASES, action="append")
-    parser.add_argument("--steps", type=steps_or_auto, default=300)
+    parser.add_argument("--steps", type=steps_or_auto, default=None)
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
     for chosen in args.case or CASES:

@@ -247,11 +247,12 @@ def _scatter(equation: Any, values: Sequence[Value], size: int) -> Any:
 
 
 def rule_of(function: Callable[..., Array]) -> Rule:
-    """Return the rule of a primitive that runs a function of one array."""
+    """Return the rule of a primitive that runs a function of arrays."""
 
     def rule(equation: Any, values: Sequence[Value], size: int) -> Array:
         run = partial(function, **equation.params)
-        program = jax.make_jaxpr(run)(jnp.zeros_like(equation.invars[0].aval))
+        shapes = [jnp.zeros_like(each.aval) for each in equation.invars]
+        program = jax.make_jaxpr(run)(*shapes)
         return _run(program, values, size)[0].array
 
     return rule

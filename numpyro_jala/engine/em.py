@@ -142,9 +142,14 @@ def start_newton(num_params: int, dtype: Any) -> Newton:
     return Newton(zero, zero, jnp.zeros((), dtype), none, jnp.asarray(True))
 
 
-def remember(newton: Newton, covariance: Array) -> Array:
-    """Average the covariance of the scores over the last steps."""
-    rate = jnp.where(jnp.any(newton.missing != 0), _MISSING_RATE, 1.0)
+def remember(newton: Newton, covariance: Array, tempered: Array) -> Array:
+    """Average the covariance of the scores over the last steps at the posterior.
+
+    That of a flattened likelihood is much larger: remembered, it would let the first steps
+    at the posterior go many times too far.
+    """
+    is_first = tempered | jnp.all(newton.missing == 0)
+    rate = jnp.where(is_first, 1.0, _MISSING_RATE)
     return newton.missing + rate * (covariance - newton.missing)
 
 

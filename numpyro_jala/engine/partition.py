@@ -154,10 +154,18 @@ def _flatten(values: Array) -> Array:
     return values.reshape(*values.shape[:-2], values.shape[-2] * values.shape[-1])
 
 
-def take(values: Array, index: np.ndarray) -> Array:
-    """Take entries of the last axis; those past its end are zero."""
+def take(values: Array, index: np.ndarray, placed: Array | None = None) -> Array:
+    """Take entries of the last axis; those past its end are zero.
+
+    Parameters
+    ----------
+    placed
+        The index as an argument of the program that this is part of. As a constant a long
+        one is compiled, and kept, with every program.
+    """
     size = values.shape[-1]
     if np.array_equal(index.ravel(), np.arange(size)):
         return values.reshape(*values.shape[:-1], *index.shape)
-    taken = jnp.take(values, np.minimum(index, size - 1), axis=-1, mode="clip")
-    return taken if index.max(initial=0) < size else jnp.where(index < size, taken, 0)
+    where = jnp.asarray(index) if placed is None else placed
+    taken = jnp.take(values, where, axis=-1, mode="clip")
+    return taken if index.max(initial=0) < size else jnp.where(where < size, taken, 0)

@@ -137,7 +137,7 @@ def _newton_ascent(
     each = jnp.einsum("jcn,jcnp->cp", pool(weight), rate)
     usable = jnp.all(jnp.isfinite(complete))
     complete = jnp.where(usable, complete, pooled + each.T @ each)
-    missing = em.remember(newton, jnp.where(tempered, within, pooled))
+    missing = em.remember(newton, jnp.where(tempered, within, pooled), tempered)
     info = em.information_basis(complete, missing, em.floor_for(tempered))
     newton_decrement = em.decrement(info, score)
     is_far = newton_decrement > _hold_above(temperature)

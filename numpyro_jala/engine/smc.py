@@ -122,6 +122,8 @@ def resample(
     ancestors = jnp.where(due[..., None], drawn, jnp.arange(num_particles))
 
     def pick(values: Array) -> Array:
+        if values.size == 0:  # of nothing a compiler would look for entries for long
+            return values
         index = ancestors.reshape(ancestors.shape + (1,) * (values.ndim - 3))
         return jnp.take_along_axis(values, index, 2)
 

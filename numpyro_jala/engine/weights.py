@@ -10,6 +10,9 @@ from jax.scipy.special import logsumexp
 
 from numpyro_jala._typing import Array
 
+#: Columns that are looked at together.
+_COLUMNS = 2**13
+
 
 @jax.jit
 def log_mean_exp(log_weight: Array) -> Array:
@@ -85,9 +88,13 @@ def potential_scale_reduction(weight: np.ndarray, values: Array) -> float:
     alive = weight.sum(1) > 0
     if alive.sum() < 2:
         return 1.0
-    # In double precision, where squares do not overflow.
-    weight, values = weight[alive], np.asarray(values)[alive].astype(np.float64)
-    mean = np.einsum("jn,jnd->jd", weight, values)
-    within = np.einsum("jn,jnd->jd", weight, (values - mean[:, None]) ** 2).mean(0)
-    between = mean.var(0, ddof=1)
-    return float(np.sqrt(1 + np.max(between / np.maximum(within, 1e-30))))
+    weight, values, worst = weight[alive], np.asarray(values)[alive], 0.0
+    # A part of millions of columns at a time, which stays in the caches. In double
+    # precision, where squares do not overflow.
+    for first in range(0, values.shape[-1], _COLUMNS):
+        part = values[..., first : first + _COLUMNS].astype(np.float64)
+        mean = np.einsum("jn,jnd->jd", weight, part)
+        within = np.einsum("jn,jnd->jd", weight, (part - mean[:, None]) ** 2).mean(0)
+        between = mean.var(0, ddof=1)
+        worst = np.maximum(worst, np.max(between / np.maximum(within, 1e-30)))
+    return float(np.sqrt(1 + worst))

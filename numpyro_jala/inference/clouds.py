@@ -14,15 +14,15 @@ from jax import random
 
 from numpyro_jala._typing import Array
 from numpyro_jala.backend.sharding import fetch
-from numpyro_jala.engine.smc import Cloud
 from numpyro_jala.engine.state import REST, State
-from numpyro_jala.inference import estimation, information
+from numpyro_jala.inference import estimation, information, snapshots
 from numpyro_jala.inference.estimation import Weighted
 from numpyro_jala.inference.evidence import Gaussian
 from numpyro_jala.inference.information import Information, Moments
 from numpyro_jala.inference.loop import run_steps
 from numpyro_jala.inference.programs import APART, CLOUDS, SETTLE
 from numpyro_jala.inference.record import Run
+from numpyro_jala.inference.snapshots import Snapshot
 
 
 class AtRest(NamedTuple):
@@ -36,7 +36,7 @@ class AtRest(NamedTuple):
 
     state: State
     params: Array  # (num_params,)
-    clouds: list[Cloud]
+    clouds: list[Snapshot]
     gaussian: Gaussian
     level: Array  # (components,)
 
@@ -51,12 +51,25 @@ def stay(run: Run, state: State, params: Array) -> State:
     return run_steps(run, state, REST, APART, params)
 
 
-def keep(run: Run, state: State, params: Array) -> AtRest:
+def snapshot(run: Run, state: State) -> Snapshot:
+    """Keep what is needed of the particles as they are."""
+    return snapshots.take(state.cloud, run.fixed.layout.partition)
+
+
+def collect(
+    run: Run, state: State, params: Array, num_clouds: int
+) -> tuple[State, list[Snapshot]]:
     """Keep some clouds at the parameters where the particles are."""
     clouds = []
-    for _ in range(CLOUDS):
+    for _ in range(num_clouds):
         state = stay(run, state, params)
-        clouds.append(state.cloud)
+        clouds.append(snapshot(run, state))
+    return state, clouds
+
+
+def keep(run: Run, state: State, params: Array) -> AtRest:
+    """Keep clouds, and what is fitted to them."""
+    state, clouds = collect(run, state, params, CLOUDS)
     fitted = run.programs.ready(estimation.fit_loo)(run.fixed, clouds)
     return AtRest(state, params, clouds, *fitted)
 
@@ -68,24 +81,27 @@ def redrawn(run: Run, state: State, drawn: Weighted) -> State:
     return state._replace(cloud=cloud)
 
 
-def average(run: Run, params: Array, cloud: Cloud, follows: bool) -> Moments:
+def average(run: Run, params: Array, cloud: Snapshot, follows: bool) -> Moments:
     """Average over a cloud what the information needs."""
     num_particles = cloud.position.shape[0] * cloud.position.shape[1]
     run.num_evaluations += num_particles * (1 + 2 * params.size)
     louis = run.programs.ready(estimation.louis)
-    return fetch(louis(run.fixed, run.placed, params, cloud, np.asarray(follows)))
+    moments: Moments = louis(run.fixed, run.placed, params, cloud, np.asarray(follows))
+    return moments
 
 
-def inform(run: Run, params: Array, clouds: list[Cloud]) -> Information:
+def inform(run: Run, params: Array, clouds: list[Snapshot]) -> Information:
     """Find what the data say about the parameters, by Louis's identity."""
     of = partial(average, run, params)
     if run.fixed.settings.num_islands == 1:  # nothing tells noise from curvature
         return information.combine([of(clouds[0], False)])
     # A linear flow serves where the posterior is nearly Gaussian, else it may add noise.
-    following, plain = (of(clouds[0], follows) for follows in (True, False))
-    follows = information.is_quieter(
-        *(information.combine([m]) for m in (following, plain))
-    )
-    first = following if follows else plain
-    others = [of(cloud, follows) for cloud in clouds[1:]]
-    return information.combine([first, *others])
+    both = [of(clouds[0], follows) for follows in (True, False)]
+    found = [information.combine([each]) for each in both]
+    follows = information.is_quieter(*found)
+    chosen = 0 if follows else 1
+    complete = np.asarray(fetch(both[1].curvature), np.float64).mean(0)
+    if len(clouds) > 1:
+        others = [of(cloud, follows) for cloud in clouds[1:]]
+        found[chosen] = information.combine([both[chosen], *others])
+    return found[chosen]._replace(complete=complete)

@@ -30,7 +30,8 @@ def conclude(run: Run, state: State) -> None:
 
 def _conclude_alive(run: Run, state: State, params: Array) -> Ending:
     if run.fixed.settings.num_islands == 1:
-        found = clouds.inform(run, params, [state.cloud]) if run.informs else None
+        cloud = clouds.snapshot(run, state)
+        found = clouds.inform(run, params, [cloud]) if run.informs else None
         return Ending(state, params, evidence.unknown(1), found)
     rng_key, draw_key = random.split(random.fold_in(state.rng_key, 1))
     state = state._replace(rng_key=rng_key)

@@ -5,7 +5,6 @@ Each is compiled once for a :class:`Fixed` problem and the shapes of its data.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,37 +29,19 @@ from numpyro_jala.inference.evidence import Bridge, Gaussian
 from numpyro_jala.inference.importance import Importance, Sums
 from numpyro_jala.inference.information import Moments, Question, moments
 from numpyro_jala.inference.programs import Data, Fixed
+from numpyro_jala.inference.snapshots import Snapshot, put_together
 
-#: Draws of an island that are evaluated at a time where there are many components.
-_DRAWS_AT_ONCE = 64
+#: Draws of an island that are evaluated at a time where there are many components: with
+#: 1,000 groups a score takes 13 % less than with 64, as more of it stays in the caches.
+_DRAWS_AT_ONCE = 16
 #: Fewest draws at once, and most bytes of an array of the draws of all islands.
 _FEWEST_AT_ONCE, _MOST_BYTES = 8, 2**31
-
-
-class Together(NamedTuple):
-    """Several clouds at the same parameters as one, weights summing to one in islands."""
-
-    weight: Array  # (num_islands, components, draws)
-    position: Array  # (num_islands, draws, dim)
-    gradient: Array  # (num_islands, draws, dim)
-    potential: Array  # (num_islands, components, draws)
-
-
-def put_together(clouds: list[smc.Cloud]) -> Together:
-    """Take several clouds as one."""
-    weight = jnp.concatenate([normalise(cloud.log_weight) for cloud in clouds], 2)
-    return Together(
-        weight / len(clouds),
-        jnp.concatenate([cloud.position for cloud in clouds], 1),
-        jnp.concatenate([cloud.gradient for cloud in clouds], 1),
-        jnp.concatenate([cloud.potential for cloud in clouds], 2),
-    )
 
 
 @partial(jax.jit, static_argnums=0)
 @on_mesh
 @exactly
-def fit_loo(fixed: Fixed, clouds: list[smc.Cloud]) -> tuple[Gaussian, Array]:
+def fit_loo(fixed: Fixed, clouds: list[Snapshot]) -> tuple[Gaussian, Array]:
     """Fit a Gaussian for each island and component on the other islands' particles.
 
     Also returns the lowest potential of each component: differences to it have more
@@ -68,11 +49,9 @@ def fit_loo(fixed: Fixed, clouds: list[smc.Cloud]) -> tuple[Gaussian, Array]:
     """
     cloud, partition = put_together(clouds), fixed.layout.partition
     most_dense = fixed.settings.most_dense or 0
-    # For importance sampling by the particles' covariance, which is wider than the
-    # inverse of their curvature where tails are heavy.
-    flat = jnp.zeros_like(cloud.gradient)
-    gradient = cloud.gradient if partition.is_joint else flat
-    gaussian = evidence.fit_loo(*cloud[:2], gradient, partition, most_dense)
+    # For importance sampling, of several components, by the particles' covariance: it is
+    # wider than the inverse of their curvature where tails are heavy.
+    gaussian = evidence.fit_loo(*cloud[:2], cloud.gradient, partition, most_dense)
     level = jnp.min(jnp.where(cloud.weight > 0, cloud.potential, jnp.inf), (0, 2))
     return gaussian, share(level)
 
@@ -94,7 +73,7 @@ def bridge_to(
     rng_key: PRNGKey,
     data: Data,
     params: Array,
-    clouds: list[smc.Cloud],
+    clouds: list[Snapshot],
     gaussian: Gaussian,
     level: Array,
 ) -> Bridge:
@@ -129,17 +108,33 @@ class Draws(NamedTuple):
 
     level
         The lowest potential of each component: differences to it have more digits.
+    num_blocks
+        How many blocks of points serve for sums, the first ones: one program for all.
     """
 
     rng_key: PRNGKey
-    points: Array | np.ndarray  # (num_blocks, draws of a block, dimensions)
+    points: Array | np.ndarray  # (most blocks, draws of a block, dimensions)
     proposal: Gaussian
     level: Array  # (components,)
+    num_blocks: Array  # ()
 
     @property
-    def num_draws(self) -> int:
-        """How many an island has."""
-        return math.prod(self.points.shape[:2])
+    def num_draws(self) -> Array:
+        """How many of an island serve for sums."""
+        return self.num_blocks * self.points.shape[1]
+
+    def fewer(self, num_draws: int) -> Draws:
+        """Take about so many draws for sums, or all."""
+        most, size = self.points.shape[:2]
+        return self._replace(num_blocks=jnp.asarray(min(max(num_draws // size, 1), most)))
+
+
+def define_draws(
+    fixed: Fixed, rng_key: PRNGKey, num_draws: int, proposal: Gaussian, level: Array
+) -> Draws:
+    """Define so many quasi-random draws of each island."""
+    points = sobol_blocks(fixed, num_draws)
+    return Draws(rng_key, points, proposal, level, jnp.asarray(len(points)))
 
 
 def _of_block(
@@ -164,24 +159,39 @@ def _over_blocks(
     return found
 
 
-def _sum_up(fixed: Fixed, draws: Draws, function: Callable[[Array, Array], Sums]) -> Sums:
-    """Add up ``function(position, level - log_density)`` over the blocks of draws."""
+def _fold(
+    fixed: Fixed,
+    draws: Draws,
+    function: Callable[[Array, Array], Any],
+    merge: Callable[[Any, Any], Any],
+    nothing: Any,
+) -> Any:
+    """Merge ``function(position, level - log_density)`` of the blocks that serve for sums."""
     one, points = _of_block(fixed, draws, function), jnp.asarray(draws.points)
-    shapes = jax.eval_shape(one, points[0])
-    first, second = (jnp.full(leaf.shape, -jnp.inf, leaf.dtype) for leaf in shapes[:2])
-    nothing = Sums(first, second, jnp.zeros_like(shapes.mean))
 
-    def add(found: Sums, block: Array) -> tuple[Sums, None]:
-        return importance.merge(found, one(block)), None
+    def add(index: Array, found: Any) -> Any:
+        return merge(found, one(points[index]))
 
-    return lax.scan(add, nothing, points)[0]
+    return lax.fori_loop(0, draws.num_blocks, add, nothing)
+
+
+def _sum_up(
+    fixed: Fixed, draws: Draws, function: Callable[[Array, Array], Sums], num_columns: int
+) -> Sums:
+    """Add up weights, and average so many columns by them."""
+    shape = fixed.settings.num_islands, fixed.layout.partition.num_components
+    least = jnp.full(shape, -jnp.inf, draws.level.dtype)
+    mean = jnp.zeros((*shape, num_columns), draws.level.dtype)
+    nothing = Sums(least, least, mean)
+    found: Sums = _fold(fixed, draws, function, importance.merge, nothing)
+    return found
 
 
 @partial(jax.jit, static_argnums=0)
 @on_mesh
 @exactly
 def sample(
-    fixed: Fixed, data: Data, params: Array, draws: Draws, clouds: list[smc.Cloud]
+    fixed: Fixed, data: Data, params: Array, draws: Draws, clouds: list[Snapshot]
 ) -> Importance:
     """Estimate the evidence of each component by importance sampling.
 
@@ -193,7 +203,11 @@ def sample(
         return log_base - evaluate_draws(fixed, data, params, position)
 
     if partition.has_small_components:
-        summed = _sum_up(fixed, draws, lambda x, base: importance.sums(log_ratios(x, base)))
+
+        def weigh_only(position: Array, log_base: Array) -> Sums:
+            return importance.sums(log_ratios(position, log_base))
+
+        summed = _sum_up(fixed, draws, weigh_only, 0)
         return share(importance.estimate(summed, draws.num_draws))
     every = _over_blocks(fixed, draws, log_ratios)
     at_draws = jnp.moveaxis(every, 0, 2).reshape(*every.shape[1:3], -1)
@@ -275,9 +289,15 @@ class Score(NamedTuple):
     The same draws serve all parameters, so that this is one smooth function of them.
     """
 
-    log_evidence: Array  # (), less the level
+    log_evidence: Array  # (components,), less the level
     score: Array  # (num_islands, num_params), of the potential
     ess: Array  # (), the lowest of all components, as a share
+    rounding: Array  # (), of the sum of the log-evidence: that of potentials
+
+
+def _rounding(potential: Array) -> Array:
+    """Return what one rounding of each component's potential (components,) sums up to."""
+    return np.finfo(potential.dtype).eps * jnp.linalg.norm(potential)
 
 
 def _weigh_each(
@@ -320,7 +340,7 @@ def score(fixed: Fixed, data: Data, params: Array, draws: Draws) -> Score:
     Of few parameters in one pass in forward mode; of many in reverse mode, which has to
     know the weights, in a second one.
     """
-    potential_fn = fixed.layout.potential(data.arrays)
+    potential_fn = fixed.layout.potential(data.arrays, data.tables)
     shape = (fixed.settings.num_islands, fixed.layout.partition.num_components)
     target, in_one_pass = (
         Target(params, jnp.ones(shape, params.dtype)),
@@ -331,7 +351,8 @@ def score(fixed: Fixed, data: Data, params: Array, draws: Draws) -> Score:
     def weigh_only(position: Array, log_base: Array) -> Sums:
         return importance.sums(log_base - evaluate_draws(fixed, data, params, position))
 
-    sums = _sum_up(fixed, draws, weigh_each if in_one_pass else weigh_only)
+    num_columns = params.size if in_one_pass else 0
+    sums = _sum_up(fixed, draws, weigh_each if in_one_pass else weigh_only, num_columns)
     found = importance.estimate(sums, draws.num_draws)
     # Weights are normalised by all islands: a ratio of few draws would be biased, and what
     # is left of the information after the latents' share is small beside it.
@@ -345,14 +366,16 @@ def score(fixed: Fixed, data: Data, params: Array, draws: Draws) -> Score:
         share_of = jnp.exp(found.islands - pooled)
         score_of = jnp.einsum("ic,icp->ip", share_of, sums.mean)
     else:
-        score_of = _over_blocks(fixed, draws, weigh_again).sum(0)
-    return share(Score(found.log_evidence.sum(), score_of, found.ess.min()))
+        nothing = jnp.zeros((shape[0], params.size), params.dtype)
+        score_of = _fold(fixed, draws, weigh_again, jnp.add, nothing)
+    lost = _rounding(draws.level)
+    return share(Score(found.log_evidence, score_of, found.ess.min(), lost))
 
 
 @partial(jax.jit, static_argnums=0)
 @on_mesh
 @exactly
-def score_of_particles(fixed: Fixed, data: Data, params: Array, cloud: smc.Cloud) -> Score:
+def score_of_particles(fixed: Fixed, data: Data, params: Array, cloud: Snapshot) -> Score:
     """Find the score of the marginal likelihood on particles at rest nearby."""
     target = Target(params, jnp.ones(cloud.log_weight.shape[:2], params.dtype))
     potential_fn, block = (
@@ -374,17 +397,18 @@ def score_of_particles(fixed: Fixed, data: Data, params: Array, cloud: smc.Cloud
     scores = jnp.where(alive[..., None], scores, 0.0)
     summed = jnp.einsum("jcn,jcnp->jp", weight, scores)
     ess = jnp.exp(2 * pooled - log_mean_exp(squares.T))
-    return share(Score(pooled.sum(), summed, ess.min()))
+    lost = _rounding(jnp.max(jnp.where(alive, jnp.abs(potential), 0.0), (0, 2)))
+    return share(Score(pooled, summed, ess.min(), lost))
 
 
 @partial(jax.jit, static_argnums=0)
 @on_mesh
 @exactly
 def louis(
-    fixed: Fixed, data: Data, params: Array, cloud: smc.Cloud, follows: Array
+    fixed: Fixed, data: Data, params: Array, cloud: Snapshot, follows: Array
 ) -> Moments:
     """Average over one cloud at rest what the information about the parameters needs."""
     layout, most_dense = fixed.layout, fixed.settings.most_dense or 0
-    potential_fn = layout.potential(data.arrays)
+    potential_fn = layout.potential(data.arrays, data.tables)
     question = Question(potential_fn, layout.partition, params, most_dense, follows)
     return share(moments(question, normalise(cloud.log_weight), cloud.position))

@@ -158,7 +158,7 @@ def merge(one: Sums, other: Sums) -> Sums:
     )
 
 
-def estimate(found: Sums, num_draws: int) -> Importance:
+def estimate(found: Sums, num_draws: int | Array) -> Importance:
     """Estimate the evidence of each component from the sums of so many draws."""
     each, squares = (part - jnp.log(num_draws) for part in found[:2])
     pooled = log_mean_exp(each.T)

@@ -21,19 +21,18 @@ import numpy as np
 from jax import lax
 
 from numpyro_jala._typing import Array, Potential
+from numpyro_jala.backend.sharding import fetch
 from numpyro_jala.engine import evaluation, flow, transport
 from numpyro_jala.engine.evaluation import Target
 from numpyro_jala.engine.partition import Partition
 
 #: With less information than this on an unconstrained scale a parameter is known up to
 #: a factor of ten at best: for all that the data say it is at the edge of its support.
-_LEAST = 0.5
+LEAST = 0.5
 #: Least eigenvalue of the scores' correlation at which they tell params apart.
 _COLLINEAR = 1e-3
 #: Share of the information that is more than a difference of two good estimates.
 _BIASED = 0.05
-#: Numbers from which double precision takes seconds.
-_MANY = 2**22
 
 
 class Moments(NamedTuple):
@@ -200,18 +199,50 @@ class Information(NamedTuple):
         the islands.
     by_component
         The score of each component by each island, of the potential.
+    complete
+        What the information would be if the latents were known.
     """
 
     score: np.ndarray  # (num_params,)
     score_noise: np.ndarray  # (num_params, num_params)
     observed: np.ndarray  # (num_params, num_params)
     observed_se: np.ndarray  # (num_params, num_params)
-    by_component: np.ndarray | None = None  # (num_islands, components, num_params)
+    by_component: Array | np.ndarray | None = None  # (num_islands, components, num_params)
+    complete: np.ndarray | None = None  # (num_params, num_params)
 
 
-def _precise(values: Array) -> np.ndarray:
-    """Return numbers in double precision, if they are not very many."""
-    return np.asarray(values, None if np.size(values) > _MANY else np.float64)
+class _Products(NamedTuple):
+    """Scores of components, the islands that have all of them, and sums over components."""
+
+    score: Array  # (num_islands, components, num_params)
+    known: Array  # (num_islands,)
+    mean: Array  # (num_params,)
+    square: Array  # (num_params, num_params), of the mean
+    cross: Array  # (num_islands, num_params, num_params), islands less mean times mean
+    spread: Array  # (num_params, num_params), islands less mean, squared
+
+
+@jax.jit
+def _multiply(scores: list[Array], alive: Array) -> _Products:
+    """Average the scores of some clouds, and multiply those of some islands.
+
+    On the device where they are: they may be millions.
+    """
+    score = sum(scores[1:], scores[0]) / len(scores)
+    known = jnp.isfinite(score).all((1, 2))
+    alive = alive & known
+    here = alive[:, None, None]
+    mean = jnp.sum(jnp.where(here, score, 0.0), 0) / alive.sum()
+    apart = jnp.where(here, score - mean, 0.0)
+    exact = lax.Precision.HIGHEST
+    return _Products(
+        score,
+        known,
+        mean.sum(0),
+        jnp.matmul(mean.T, mean, precision=exact),
+        jnp.einsum("jcp,cq->jpq", apart, mean, precision=exact),
+        jnp.einsum("jcp,jcq->pq", apart, apart, precision=exact),
+    )
 
 
 def combine(all_moments: list[Moments]) -> Information:
@@ -219,33 +250,29 @@ def combine(all_moments: list[Moments]) -> Information:
 
     Of a mean of few particles the square is high by its noise, which the islands show.
     """
-    score, outer, curvature = (
-        np.add.reduce([_precise(part) for part in parts]) / len(parts)
-        for parts in zip(*all_moments, strict=True)
-    )
-    squares = np.isfinite(outer + curvature).all((1, 2))
-    alive = np.isfinite(score).all((1, 2)) & squares
+    scores, *small = zip(*all_moments, strict=True)
+    outer, curvature = (np.asarray(fetch(each), np.float64).mean(0) for each in small)
+    alive = np.isfinite(outer + curvature).all((1, 2))
+    score, known, *products = _multiply(list(scores), alive)
+    mean, square, cross, spread = (np.asarray(p, np.float64) for p in fetch(products))
+    known = np.asarray(fetch(known))
+    alive = alive & known
     if not alive.any():
         nan = np.full_like(outer[0], np.nan)
-        kept = score[np.isfinite(score).all((1, 2))]
-        return Information(nan[0], nan, nan, nan, kept if len(kept) else None)
-    score, outer, curvature = score[alive], outer[alive], curvature[alive]
-    mean, num_islands = score.mean(0), len(score)
-    apart = score - mean
-    pairs = np.swapaxes(score, 1, 2) @ mean
-    covariance = outer - pairs - np.swapaxes(pairs, 1, 2) + mean.T @ mean
-    flat = apart.reshape(-1, apart.shape[-1])
-    noise = flat.T @ flat / max(num_islands - 1, 1) / num_islands
-    observed = curvature - covariance - noise
+        return Information(nan[0], nan, nan, nan, score[known] if known.any() else None)
+    num_islands = int(alive.sum())
+    covariance = outer - cross - np.swapaxes(cross, 1, 2) - square
+    noise = spread / max(num_islands - 1, 1) / num_islands
+    observed = (curvature - covariance - noise)[alive]
     observed = (observed + np.swapaxes(observed, 1, 2)) / 2
+    nan, score = np.full_like(noise, np.nan), score if alive.all() else score[alive]
     if num_islands == 1:
-        nan = np.full_like(observed[0], np.nan)
-        return Information(mean.sum(0), nan, observed[0], nan, score)
+        return Information(mean, nan, observed[0], nan, score)
     error = observed.std(0, ddof=1) / np.sqrt(num_islands)
-    return Information(mean.sum(0), noise, observed.mean(0), error, score)
+    return Information(mean, noise, observed.mean(0), error, score)
 
 
-def influence(scores: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+def influence(scores: Array | np.ndarray, covariance: np.ndarray) -> np.ndarray:
     r"""Return for each component what its data owe to the parameters that they helped find.
 
     To first order the maximum of the others is off by :math:`I^{-1} s` with the component's
@@ -260,12 +287,17 @@ def influence(scores: np.ndarray, covariance: np.ndarray) -> np.ndarray:
         :math:`I^{-1}`; NaN for parameters that are held fixed.
     """
     known, num_islands = np.nan_to_num(covariance), len(scores)
-    total = scores.sum(0)
-    squares = np.einsum("cp,pq,cq->c", total, known, total, optimize=True)
+    scores = np.asarray(fetch(scores))
+
+    def square(score: np.ndarray) -> np.ndarray:
+        found: np.ndarray = np.einsum("cp,cp->c", score @ known, score)
+        return found
+
+    squares = square(scores.sum(0))
     if num_islands == 1:
         return squares
-    own = np.einsum("jcp,pq,jcq->c", scores, known, scores, optimize=True)
-    return (squares - own) / (num_islands * (num_islands - 1))
+    own = np.add.reduce([square(score) for score in scores])
+    return np.asarray((squares - own) / (num_islands * (num_islands - 1)))
 
 
 def from_scores(information: Information) -> np.ndarray | None:
@@ -278,7 +310,7 @@ def from_scores(information: Information) -> np.ndarray | None:
         return None
     score = np.asarray(information.by_component.mean(0), np.float64)
     size = np.sqrt(np.sum(score**2, 0))
-    if not np.all(size**2 > _LEAST):
+    if not np.all(size**2 > LEAST):
         return None
     correlation = score.T @ score / np.outer(size, size)
     if not np.linalg.eigvalsh(correlation)[0] > _COLLINEAR:
@@ -329,7 +361,7 @@ def invert(information: Information, is_free: np.ndarray) -> Uncertainty:
     """Invert the information about the parameters of which there is any."""
     observed = information.observed
     size, noise = np.diag(observed), np.nan_to_num(np.diag(information.observed_se))
-    known = np.isfinite(size) & (size > np.where(is_free, 0.0, _LEAST)) & (size > 2 * noise)
+    known = np.isfinite(size) & (size > np.where(is_free, 0.0, LEAST)) & (size > 2 * noise)
     while known.any():
         block = observed[np.ix_(known, known)]
         scale = np.sqrt(np.diag(block))
@@ -340,7 +372,7 @@ def invert(information: Information, is_free: np.ndarray) -> Uncertainty:
         known[np.flatnonzero(known)[np.argmax(np.abs(vectors[:, 0]))]] = False
     covariance = np.full_like(observed, np.nan)
     loud = np.abs(information.score) > 3 * np.sqrt(np.diag(information.score_noise))
-    least = np.maximum(np.abs(size), _LEAST)
+    least = np.maximum(np.abs(size), LEAST)
     newton_decrement = np.where(loud & ~known, 0.5 * information.score**2 / least, 0.0)
     shortfall = float(newton_decrement.sum())
     if known.any():

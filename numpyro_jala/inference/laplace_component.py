@@ -13,12 +13,12 @@ import numpy as np
 from numpyro_jala._typing import Array
 from numpyro_jala.backend.sharding import fetch
 from numpyro_jala.engine import em
-from numpyro_jala.engine.smc import Cloud
 from numpyro_jala.engine.state import State
 from numpyro_jala.inference import clouds, estimation, newton
 from numpyro_jala.inference.estimation import Score
 from numpyro_jala.inference.information import Information
 from numpyro_jala.inference.record import Run
+from numpyro_jala.inference.snapshots import Snapshot
 
 #: Length of a difference, in standard errors of the estimate: the likelihood of a weakly
 #: determined parameter is a quadratic over a short way only.
@@ -32,17 +32,18 @@ def climb(run: Run, state: State, params: Array) -> tuple[Array, State]:
     for index in range(newton.ROUNDS):
         state = clouds.stay(run, state, params)
         if index == 0:
-            known = run.uncertainty(inform(run, state, params, state.cloud))
+            cloud = clouds.snapshot(run, state)
+            known = run.uncertainty(inform(run, state, params, cloud))
             covariance = np.nan_to_num(known.covariance)
-        score_at = partial(_score, run, state.cloud)
-        better, _ = newton.maximise(score_at, params, covariance, index > 0)
+        score_at = partial(_score, run, clouds.snapshot(run, state))
+        better = newton.maximise(score_at, params, covariance, index > 0).params
         if better is params:
             break
         params, state = better, clouds.go(run, state, better)
     return params, state
 
 
-def inform(run: Run, state: State, params: Array, cloud: Cloud) -> Information:
+def inform(run: Run, state: State, params: Array, cloud: Snapshot) -> Information:
     """Find score and information by differences."""
     score_at = partial(_score, run, cloud)
     score = newton.by_island(score_at(params))
@@ -64,7 +65,7 @@ def _is_alike(first: np.ndarray, second: np.ndarray) -> bool:
     return bool(np.all(np.abs(np.log(ratio)) < 0.3))
 
 
-def _score(run: Run, cloud: Cloud, params: Array) -> Score:
+def _score(run: Run, cloud: Snapshot, params: Array) -> Score:
     """Find the score of the marginal likelihood on particles."""
     num_particles = cloud.position.shape[0] * cloud.position.shape[1]
     run.num_evaluations += num_particles * (1 + params.size)

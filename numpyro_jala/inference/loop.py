@@ -21,6 +21,7 @@ from numpyro_jala.inference.checkpoint import Checkpoint
 from numpyro_jala.inference.death import DeathError
 from numpyro_jala.inference.programs import CHUNK, CLOUDS
 from numpyro_jala.inference.record import Run
+from numpyro_jala.inference.snapshots import take
 
 _MOST_STEPS = 5_000
 #: Given the number of steps so far and the state, up to which number to go on: that
@@ -58,14 +59,14 @@ def _compile_ahead(run: Run, program: Any, args: tuple[Any, ...]) -> None:
     """Begin to compile what the run will call, in that order."""
     begin, at = run.programs.begin, (run.fixed, run.placed)
     state, number = begin(program, *args), np.asarray(0)
-    params = state.target.params
+    params, cloud = state.target.params, take(state.cloud, run.fixed.layout.partition)
     begin(programs.run_steps, *at, state, number, number, params, number)
     if run.informs and run.data.mode is None:
-        begin(estimation.louis, *at, params, state.cloud, np.asarray(True))
+        begin(estimation.louis, *at, params, cloud, np.asarray(True))
     elif run.informs:
-        begin(estimation.score_of_particles, *at, params, state.cloud)
+        begin(estimation.score_of_particles, *at, params, cloud)
     if run.fixed.settings.num_islands > 1:
-        clouds = [state.cloud] * CLOUDS
+        clouds = [cloud] * CLOUDS
         fitted = begin(estimation.fit_loo, run.fixed, clouds)
         if run.fixed.layout.partition.is_joint:
             drawn = (run.fixed, state.rng_key, run.placed, params, clouds)

@@ -24,12 +24,13 @@ from jax.scipy.special import logsumexp
 from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.backend.precision import exactly
 from numpyro_jala.backend.sharding import on_mesh, share
-from numpyro_jala.engine import linalg, mixture, smc
+from numpyro_jala.engine import linalg, mixture
 from numpyro_jala.engine.mixture import CLUSTERS
 from numpyro_jala.engine.weights import log_mean_exp, normalise
 from numpyro_jala.inference import estimation, programs
 from numpyro_jala.inference.evidence import Bridge
 from numpyro_jala.inference.programs import CLOUDS, Data, Fixed
+from numpyro_jala.inference.snapshots import Snapshot, put_together
 
 #: Searches for a mode, their steps, and most modes that are kept.
 _STARTS, _SEARCH_STEPS, _MODES = 128, 40, 2 * CLUSTERS
@@ -154,7 +155,7 @@ def weigh(
     rng_key: PRNGKey,
     data: Data,
     params: Array,
-    clouds: list[smc.Cloud],
+    clouds: list[Snapshot],
     level: Array,
 ) -> Weighed:
     """Draw from proposals that cover the modes, and weigh the draws.
@@ -172,7 +173,7 @@ def weigh(
     potential_fn = programs.potential_at(fixed, data, params)
     one = jnp.ones((1,), starts.dtype)
     modes = find(lambda x: potential_fn(params, one, x)[0], starts)
-    cloud = estimation.put_together(clouds)
+    cloud = put_together(clouds)
     num_islands, num_draws, _ = cloud.position.shape
 
     def improve(last: Weighed, key: PRNGKey) -> tuple[Weighed, None]:

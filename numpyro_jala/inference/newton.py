@@ -7,6 +7,7 @@ particles: that makes it one smooth function. Out go parameters, or the informat
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,13 +21,33 @@ ROUNDS = 6
 _NEWTON_STEPS, _HALVINGS = 8, 6
 #: Share of their effective size that draws may keep where they serve other params.
 _COVERS = 0.3
+#: Roundings of a component's potential: one of a sum over its rows is not the only one.
+_ROUNDING = 8
+#: Share that they keep where they serve as well as new ones would.
+_COVERS_AS_NEW = 0.9
 #: Nats to the maximum that are as good as none: a fiftieth of a standard error.
 _ENOUGH = 2e-4
 
 
+class Maximum(NamedTuple):
+    """Where a maximum is.
+
+    params
+        The same object as the start if there was nothing to gain.
+    score
+        Of each island.
+    as_new
+        Whether the draws serve there as well as new ones would.
+    """
+
+    params: Array  # (num_params,)
+    score: np.ndarray  # (num_islands, num_params)
+    as_new: bool
+
+
 def maximise(
     score_at: Callable[[Array], Score], params: Array, covariance: np.ndarray, again: bool
-) -> tuple[Array, np.ndarray]:
+) -> Maximum:
     """Climb to the maximum by Newton's method.
 
     Parameters
@@ -35,13 +56,8 @@ def maximise(
         Of the estimate, about.
     again
         Whether this was done before on other draws: a gain within their noise is left.
-
-    Returns
-    -------
-    The parameters, the same object if there is nothing to gain, and the score of each
-    island there.
     """
-    here = score_at(params)
+    here = first = score_at(params)
     noise = _covariance_of_mean(by_island(here))
     enough = max(_ENOUGH, 0.5 * np.trace(covariance @ noise)) if again else _ENOUGH
     for _ in range(_NEWTON_STEPS):
@@ -54,13 +70,23 @@ def maximise(
             there = params + jnp.asarray(step, params.dtype)
             new = score_at(there)
             covers = new.ess >= _COVERS * here.ess
-            if covers and new.log_evidence >= here.log_evidence:
+            if covers and _rises(here, new):
                 break
             step = step / 2
         else:
             break
         params, here = there, new
-    return params, by_island(here)
+    as_new = bool(here.ess >= _COVERS_AS_NEW * first.ess)
+    return Maximum(params, by_island(here), as_new)
+
+
+def _rises(here: Score, there: Score) -> bool:
+    """Tell whether the log-likelihood rises, or changes by no more than rounding.
+
+    Component by component: the sum over a million has no digit left for it.
+    """
+    before, after = (np.asarray(each.log_evidence, np.float64) for each in (here, there))
+    return bool(np.sum(after - before) >= -_ROUNDING * here.rounding)
 
 
 def differences(

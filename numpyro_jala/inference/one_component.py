@@ -50,7 +50,7 @@ def conclude_one(run: Run, state: State, params: Array, rng_key: PRNGKey) -> End
 
 def _polish(run: Run, state: State, params: Array) -> tuple[Array, State]:
     """Take a Newton step on what the particles at rest know, and rest there."""
-    found = clouds.inform(run, params, [state.cloud])
+    found = clouds.inform(run, params, [clouds.snapshot(run, state)])
     newton_step = information.newton_step(found, run.uncertainty(found))
     step = jnp.asarray(newton_step, params.dtype)
     if not bool(em.is_near(state.optim_state, step, SETTLE // 2, 1)):

@@ -33,6 +33,7 @@ from numpyro_jala.engine.state import (
 )
 from numpyro_jala.inference import reference
 from numpyro_jala.inference.reference import Gaussian
+from numpyro_jala.model.components import Index
 from numpyro_jala.model.density import Layout
 
 #: Most steps of one call of the compiled loop; between calls Python looks on.
@@ -55,11 +56,13 @@ class Data(NamedTuple):
     """The arrays of the model, and the reference if it is not the prior.
 
     With a mode the particles live in the coordinates of :mod:`~numpyro_jala.engine.laplace`.
+    Tables are the index of the layout, and may be left out: then each program holds them.
     """
 
     arrays: list[Array]
     gaussian: Gaussian | None = None
     mode: Array | None = None  # (dim,)
+    tables: Index | None = None
 
     @property
     def from_prior(self) -> bool:
@@ -85,7 +88,7 @@ def problem_of(fixed: Fixed, data: Data) -> Problem:
 
 def reference_path(fixed: Fixed, data: Data) -> Potential:
     """Return the potentials of the components, from the reference to the posterior."""
-    potential_fn = fixed.layout.potential(data.arrays)
+    potential_fn = fixed.layout.potential(data.arrays, data.tables)
     if data.gaussian is not None:
         return reference.from_gaussian(potential_fn, data.gaussian)
     return potential_fn
@@ -97,7 +100,7 @@ def whitening_of(fixed: Fixed, data: Data) -> Whitening | None:
     if data.mode is None:
         return None
     assert layout.band is not None
-    potential_fn = layout.potential(data.arrays)
+    potential_fn = layout.potential(data.arrays, data.tables)
     return Whitening(potential_fn, layout.partition, layout.band, data.mode)
 
 

@@ -15,6 +15,7 @@ from numpyro_jala.engine import em
 from numpyro_jala.engine.state import EM_STEP, Info, State
 from numpyro_jala.inference import options
 from numpyro_jala.inference.conclusion import conclude
+from numpyro_jala.inference.information import LEAST
 from numpyro_jala.inference.loop import Until
 from numpyro_jala.inference.record import Look, Run
 
@@ -25,9 +26,9 @@ _FEWEST_STEPS = 4
 
 #: Most steps that are taken where no number is given.
 MOST_STEPS = 2_000
-#: Newton steps: how often to ask whether they are enough, the fewest that are, and the
-#: fewest after which noise may be what is left.
-_ASK_EVERY, _FEWEST_NEWTON, _FEWEST_NOISY = 10, 50, 100
+#: Newton steps: how often to ask whether they are enough, the fewest that are, the fewest
+#: on a flat, and the fewest after which noise may be what is left.
+_ASK_EVERY, _FEWEST_NEWTON, _FEWEST_FLAT, _FEWEST_NOISY = 10, 20, 50, 100
 #: Means of the params that are compared, each over an eighth of the steps.
 _NUM_MEANS = 4
 #: Decrements that do not fall by this share from a quarter of the steps to the next are noise.
@@ -91,7 +92,9 @@ def _until_at_rest(run: Run, tol: float) -> Until:
     def until(done: int, state: State) -> int:
         if done % _ASK_EVERY or done < _FEWEST_NEWTON:
             return max(done - done % _ASK_EVERY + _ASK_EVERY, _FEWEST_NEWTON)
-        if is_at_rest(run.infos(EM_STEP), fetch(state.optim_state), tol):
+        newton = fetch(state.optim_state)
+        may_stop = done >= _FEWEST_FLAT or not is_flat(newton, run.fixed.layout.is_free)
+        if may_stop and is_at_rest(run.infos(EM_STEP), newton, tol):
             return done
         return _or_give_up(run, done, done + _ASK_EVERY, tol)
 
@@ -104,6 +107,15 @@ def _or_give_up(run: Run, done: int, further: int, tol: float) -> int:
         return min(further, MOST_STEPS)
     run.given_up = tol
     return done
+
+
+def is_flat(newton: em.Newton, is_free: np.ndarray) -> bool:
+    """Tell whether the data say hardly anything of some constrained param where it is now.
+
+    There a score is small far from the maximum, as that of a scale near zero.
+    """
+    observed = np.diag(newton.complete) - np.diag(newton.missing)
+    return bool(np.any(observed[~np.asarray(is_free)] < LEAST))
 
 
 def is_at_rest(infos: Info, newton: em.Newton, tol: float) -> bool:

@@ -101,14 +101,16 @@ def equalise(rng_key: PRNGKey, partition: Partition, cloud: Cloud) -> Cloud:
         index = partition.spread(donor)[:, None]
         return jnp.take_along_axis(rows, index, 0)
 
+    rows = jnp.zeros((*cloud.position.shape[:2], 0), cloud.position.dtype)
+    nothing = jnp.zeros((*alive.shape, 0), cloud.position.dtype)
     whole = Cloud(
         position=give_rows(cloud.position),
-        momentum=cloud.momentum[..., :0],
+        momentum=rows,
         log_weight=give(cloud.log_weight),
         potential=give(cloud.potential),
-        gradient=cloud.gradient[..., :0],
-        slope=give(cloud.slope),
-        scores=cloud.scores[..., :0],
+        gradient=rows,
+        slope=nothing,
+        scores=nothing,
         log_evidence=cloud.log_evidence,
     )
     return smc.resample(rng_key, partition, whole, systematic, jnp.ones_like(alive))

@@ -10,11 +10,12 @@ from jax import lax, random
 
 from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.backend.sharding import on_mesh
-from numpyro_jala.engine import mixture, sampler, smc
+from numpyro_jala.engine import mixture, sampler
 from numpyro_jala.engine.state import REST, State
-from numpyro_jala.inference import estimation, modes, programs
+from numpyro_jala.inference import estimation, modes, programs, snapshots
 from numpyro_jala.inference.programs import APART, CLOUDS, SETTLE, Data, Fixed
 from numpyro_jala.inference.rest import FORGOTTEN, ROUNDS, forget
+from numpyro_jala.inference.snapshots import Snapshot
 
 
 class _Settling(NamedTuple):
@@ -48,9 +49,9 @@ def settle(fixed: Fixed, data: Data, state: State) -> tuple[Array, Array, Array,
         after = rest(current, jnp.asarray(ROUNDS)[index], 0)
         return _Settling(after, index + 1, forget(left, current.cloud, after.cloud))
 
-    def keep(current: State, _: None) -> tuple[State, smc.Cloud]:
+    def keep(current: State, _: None) -> tuple[State, Snapshot]:
         current = rest(current, APART, 0)
-        return current, current.cloud
+        return current, snapshots.take(current.cloud, fixed.layout.partition)
 
     state = rest(state._replace(rng_key=rng_key), SETTLE, SETTLE if params.size else 0)
     first = _Settling(state, jnp.zeros((), int), jnp.ones(fixed.layout.dim))
@@ -61,7 +62,7 @@ def settle(fixed: Fixed, data: Data, state: State) -> tuple[Array, Array, Array,
 
 
 def _evidence(
-    fixed: Fixed, data: Data, params: Array, rng_key: PRNGKey, clouds: list[smc.Cloud]
+    fixed: Fixed, data: Data, params: Array, rng_key: PRNGKey, clouds: list[Snapshot]
 ) -> tuple[Array, Array]:
     """Return the log-evidence and its standard error. The latents are one component."""
     bridge_key, draw_key = random.split(rng_key)

@@ -32,6 +32,9 @@ from numpyro_jala.inference.record import Ending, HeavyTail, Run
 #: The score of the marginal likelihood takes this share of the evidence's draws, if all
 #: components are small; in more dimensions it is noisier.
 _SCORE_SHARE = 4
+#: Components from which fewer draws serve for the information: its noise falls with the
+#: root of their number, and with the draws, which are quasi-random, about in proportion.
+_FEW_COMPONENTS = 1_000
 #: Length of a difference, in standard errors if the latents were known: so far the draws
 #: serve nearly as well as where they were fitted, and rounding is a thousandth.
 _DIFFERENCE = 0.5
@@ -39,8 +42,9 @@ _DIFFERENCE = 0.5
 _UNEQUAL = 0.2
 #: Most numbers of importance draws that particles are taken from.
 _MOST_REDRAWN = 2**24
-#: Particles times components from which the information is precise.
-_PRECISE = 100_000
+#: Particles times components from which the information is precise, and most clouds that
+#: are kept for it.
+_PRECISE, _MOST_CLOUDS = 100_000, 10
 
 
 def conclude_several(run: Run, state: State, params: Array, rng_key: PRNGKey) -> Ending:
@@ -54,7 +58,9 @@ def conclude_several(run: Run, state: State, params: Array, rng_key: PRNGKey) ->
     draws = _draws(run, draw_key, here, num_draws)
     run.num_evaluations += run.fixed.settings.num_islands * num_draws
     at = run.fixed, run.placed, here.params, draws
-    sampled = fetch(estimation.sample(*at, here.clouds))
+    # Small components need no bridge, and may have kept no clouds at the maximum.
+    is_small = run.fixed.layout.partition.has_small_components
+    sampled = fetch(estimation.sample(*at, [] if is_small else here.clouds))
     shares = np.asarray(sampled.ess)
     run.heavy_tail = _heavy_tail(run, here.params, draws, shares)
     level = np.asarray(fetch(draws.level))
@@ -65,8 +71,7 @@ def conclude_several(run: Run, state: State, params: Array, rng_key: PRNGKey) ->
 
 def _draws(run: Run, rng_key: PRNGKey, here: AtRest, num_draws: int) -> Draws:
     """Define draws from the proposals of particles at rest."""
-    points = estimation.sobol_blocks(run.fixed, num_draws)
-    return Draws(rng_key, points, here.gaussian, here.level)
+    return estimation.define_draws(run.fixed, rng_key, num_draws, here.gaussian, here.level)
 
 
 # -- the maximum -------------------------------------------------------------------------
@@ -85,11 +90,17 @@ def _climb(
     for index in range(newton.ROUNDS):
         draws = _draws(run, rng_key, here, num_draws)
         score_at = partial(_score, run, draws)
-        better, score = newton.maximise(score_at, here.params, covariance, index > 0)
+        better, score, as_new = newton.maximise(
+            score_at, here.params, covariance, index > 0
+        )
         if better is here.params:
             break
+        state = clouds.go(run, here.state, better)
+        if as_new and run.fixed.layout.partition.has_small_components:
+            here = here._replace(state=state, params=better, clouds=[])
+            break
         # Draws serve near the params where they were fitted: see whether new ones agree.
-        here = clouds.keep(run, clouds.go(run, here.state, better), better)
+        here = clouds.keep(run, state, better)
     else:
         draws = _draws(run, rng_key, here, num_draws)
         score = newton.by_island(_score(run, draws, here.params))
@@ -98,7 +109,7 @@ def _climb(
 
 def _score(run: Run, draws: Draws, params: Array) -> Score:
     """Find the score of the marginal likelihood on common draws."""
-    run.num_evaluations += 2 * run.fixed.settings.num_islands * draws.num_draws
+    run.num_evaluations += 2 * run.fixed.settings.num_islands * int(draws.num_draws)
     score: Score = fetch(estimation.score(run.fixed, run.placed, params, draws))
     return score
 
@@ -109,21 +120,24 @@ def _inform(run: Run, here: AtRest, draws: Draws) -> Information:
     Particles that follow the params where posteriors are nearly Gaussian, quasi-random
     draws where they are skewed and have few dimensions.
     """
-    params, first = here.params, here.clouds[0]
-    enough = max(1, math.ceil(_PRECISE / first.log_weight.size))
-    found = clouds.inform(run, params, here.clouds[:enough])
+    params, log_weight = here.params, here.state.cloud.log_weight
+    enough = min(math.ceil(_PRECISE / log_weight.size), _MOST_CLOUDS)
+    kept = here.clouds[:enough]
+    kept += clouds.collect(run, here.state, params, enough - len(kept))[1]
+    found = clouds.inform(run, params, kept)
     covariance, determined = run.uncertainty(found)[:2]
     rough = _rough_covariance(run, found)
     is_known = determined.all() or rough is not None
     if not (run.fixed.layout.partition.has_small_components and is_known):
         return found
-    covariance = covariance if rough is None else rough
-    complete = np.asarray(clouds.average(run, params, first, False).curvature).mean(0)
+    covariance, complete = covariance if rough is None else rough, found.complete
     root = np.linalg.cholesky(covariance)
     known = np.sqrt(
         np.nan_to_num(np.maximum(np.diag(root.T @ complete @ root), 1.0), nan=1.0)
     )
-    score_at = partial(_score, run, draws)
+    num_components = run.fixed.layout.partition.num_components
+    saved = math.sqrt(max(num_components / _FEW_COMPONENTS, 1.0))
+    score_at = partial(_score, run, draws.fewer(round(int(draws.num_draws) / saved)))
     drawn = newton.differences(score_at, params, covariance, _DIFFERENCE / known)
     drawn = drawn._replace(by_component=found.by_component)
     if rough is not None:  # the better is the one that tells of more params

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +33,8 @@ class Terms(NamedTuple):
 
 #: ``term_fn(params, position) -> Terms``
 TermFn = Callable[[Array, Array], Terms]
+#: Where the terms of each component are: those of the prior, and those of the data.
+Index = tuple[list[Any], list[Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +51,23 @@ class Components:
         theirs = (other.partition.owner, other.prior.owner, other.data.owner)
         return all(map(np.array_equal, ours, theirs))
 
-    def potential(self, term_fn: TermFn) -> Potential:
-        """Return the potentials of the components, from the prior to the joint density."""
+    @cached_property
+    def index(self) -> Index:
+        """Where the terms of each component are."""
+        return self.prior.index, self.data.index
+
+    def potential(self, term_fn: TermFn, index: Index | None) -> Potential:
+        """Return the potentials of the components, from the prior to the joint density.
+
+        ``index`` is that of this object, as arguments of a program, or None.
+        """
+        of_prior, of_data = (None, None) if index is None else index
 
         def potential(params: Array, temperature: Array, position: Array) -> Array:
             terms = term_fn(params, position)
             prior, data = _flatten(terms.prior, position), _flatten(terms.data, position)
-            return -(self.prior.total(prior) + temperature * self.data.total(data))
+            tempered = temperature * self.data.total(data, of_data)
+            return -(self.prior.total(prior, of_prior) + tempered)
 
         return potential
 

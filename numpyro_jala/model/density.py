@@ -20,7 +20,7 @@ from numpyro_jala._typing import Array, Potential, PRNGKey, Tree
 from numpyro_jala.engine.banded import Band
 from numpyro_jala.engine.partition import Partition, joint
 from numpyro_jala.model.arguments import Call
-from numpyro_jala.model.components import Components, TermFn, Terms
+from numpyro_jala.model.components import Components, Index, TermFn, Terms
 from numpyro_jala.model.parametrisation import coordinates, place
 from numpyro_jala.model.sites import (
     Site,
@@ -290,10 +290,17 @@ class Layout:
 
         return terms
 
-    def potential(self, arrays: list[Array]) -> Potential:
-        """Return the potentials of the components."""
+    def index(self) -> Index | None:
+        """Return where the terms of several components are."""
+        if self.components is None:
+            return None
+        index: Index = jax.tree.map(jnp.asarray, self.components.index)
+        return index
+
+    def potential(self, arrays: list[Array], index: Index | None = None) -> Potential:
+        """Return the potentials of the components; ``index`` is that of this object."""
         if self.components is not None:
-            return self.components.potential(self.terms(arrays))
+            return self.components.potential(self.terms(arrays), index)
         whole = self.joint(arrays)
 
         def potential(params: Array, temperature: Array, position: Array) -> Array:

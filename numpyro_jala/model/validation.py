@@ -37,6 +37,8 @@ NUMPY_MET_TRACER = (
 _MOST_DRAWS = 4
 #: Share of equal draws that is not chance, even in single precision.
 _TIED = 0.02
+#: Columns of draws that are sorted together.
+_COLUMNS = 2**12
 #: Change of an unconstrained latent on its way to the model and back that is more than
 #: inexact.
 _MOVED = 0.1
@@ -335,8 +337,11 @@ def find_tied_draws(draws: np.ndarray, columns: dict[str, np.ndarray]) -> dict[s
     dict
         The site's largest share of draws that equal another one.
     """
-    ordered = np.sort(draws, axis=0)
-    counts = np.sum(np.diff(ordered, axis=0) == 0, axis=0)
+    parts = np.array_split(
+        draws.T, max(1, draws.shape[1] // _COLUMNS)
+    )  # stay in the caches
+    ordered = (np.sort(np.ascontiguousarray(part)) for part in parts)
+    counts = np.concatenate([np.sum(part[:, 1:] == part[:, :-1], 1) for part in ordered])
     # Of a million numbers two are the same by chance, and more in one of many columns.
     by_chance = 1 + np.log10(draws.shape[1]) // 2
     shares = np.where(counts > by_chance, counts, 0) / max(1, len(draws) - 1)

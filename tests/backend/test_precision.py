@@ -14,6 +14,7 @@ from numpyro_jala.engine import evaluation, sampler
 from numpyro_jala.engine.evaluation import Target
 from numpyro_jala.engine.state import EM_STEP
 from numpyro_jala.inference import estimation, programs
+from numpyro_jala.inference.snapshots import take
 
 MANY = jnp.zeros(1_024)
 
@@ -112,11 +113,13 @@ def test_what_is_found_at_rest_is_exact_whatever_the_default():
     data, params = programs.Data(arrays, None), state.target.params
 
     def bridge(s):
-        fitted = estimation.fit_loo(fixed, [s.cloud])
-        return estimation.bridge_to(fixed, s.rng_key, data, params, [s.cloud], *fitted)
+        clouds = [take(s.cloud, fixed.layout.partition)]
+        fitted = estimation.fit_loo(fixed, clouds)
+        return estimation.bridge_to(fixed, s.rng_key, data, params, clouds, *fitted)
 
     def louis(s):
-        return estimation.louis(fixed, data, params, s.cloud, jnp.asarray(True))
+        cloud = take(s.cloud, fixed.layout.partition)
+        return estimation.louis(fixed, data, params, cloud, jnp.asarray(True))
 
     def start(s):
         return programs.initial_state(fixed, s.rng_key, data, params).cloud

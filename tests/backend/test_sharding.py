@@ -18,6 +18,7 @@ from numpyro_jala import JALAEM
 from numpyro_jala.backend import blocks, sharding
 from numpyro_jala.engine.state import EM_STEP
 from numpyro_jala.inference import estimation, programs
+from numpyro_jala.inference.snapshots import take
 from tests.tools import SCHOOLS, normal_means
 from tests.worker import HANGS, OPTIONS
 
@@ -95,15 +96,14 @@ def test_no_particle_leaves_its_device(spread):
     run_steps = programs.run_steps.lower(
         run.fixed, run.placed, state, stage, count, goal, wait
     )
-    clouds = [state.cloud] * 2
+    clouds = [take(state.cloud, run.fixed.layout.partition)] * 2
     key, fitted = state.rng_key, estimation.fit_loo(run.fixed, clouds)
     lowered = [run_steps, estimation.fit_loo.lower(run.fixed, clouds)]
     if run.fixed.layout.partition.is_joint:
         drawn = run.fixed, key, run.placed, goal, clouds, *fitted
         lowered.append(estimation.bridge_to.lower(*drawn))
     else:
-        points = estimation.sobol_blocks(run.fixed, 4 * MANY // 2)
-        draws = estimation.Draws(key, points, *fitted)
+        draws = estimation.define_draws(run.fixed, key, 4 * MANY // 2, *fitted)
         given = run.fixed, run.placed, goal, draws
         lowered.append(estimation.sample.lower(*given, clouds))
         lowered.append(estimation.score.lower(*given))

