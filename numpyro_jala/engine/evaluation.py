@@ -176,23 +176,61 @@ def _derive_forward(
     One direction moves the first latent of every component, the next the second, and so
     on: components do not depend on each other's latents.
     """
-    num_slots, num_components = int(partition.sizes.max()), partition.num_components
-    along_t, along_x = (
-        np.zeros((num_slots + 1, size), position.dtype)
-        for size in (num_components, partition.dim)
-    )
-    along_x[:num_slots] = partition.slot == np.arange(num_slots)[:, None]
-    along_t[num_slots] = 1.0
+    along_x = _by_slot(partition, position.dtype)
+    along_x = np.concatenate([along_x, np.zeros_like(along_x[:1])])
+    along_t = np.zeros((len(along_x), partition.num_components), position.dtype)
+    along_t[-1] = 1.0
 
     def derive(x: Array, heat: Array) -> Derivatives:
         potential, push = jax.linearize(partial(potential_fn, params), heat, x)
         tangents = _push_each(push, along_t, along_x)
-        gradient = tangents[:num_slots].reshape(-1)
-        gradient = gradient[partition.slot * num_components + partition.owner]
-        no_scores = _no_scores(potential, params)
-        return Derivatives(potential, gradient, tangents[num_slots], no_scores)
+        gradient, no_scores = (
+            _put_in_place(partition, tangents[:-1]),
+            _no_scores(potential, params),
+        )
+        return Derivatives(potential, gradient, tangents[-1], no_scores)
 
     found: Derivatives = over_particles(derive)(position, temperature)
+    return found
+
+
+def _by_slot(partition: Partition, dtype: np.dtype) -> np.ndarray:
+    """Return the directions that move one latent of every component, in rows."""
+    slots = np.arange(int(partition.sizes.max()))
+    return (partition.slot == slots[:, None]).astype(dtype)
+
+
+def _put_in_place(partition: Partition, tangents: Array) -> Array:
+    """Return the gradient, given the derivatives of components along these directions."""
+    places = partition.slot * partition.num_components + partition.owner
+    return tangents.reshape(-1)[places]
+
+
+def change_gradient(
+    potential_fn: Potential,
+    partition: Partition,
+    target: Target,
+    direction: Array,
+    position: Array,
+    block: int | None = None,
+) -> Array:
+    """Return how the particles' gradients change along a direction of the parameters."""
+    along_x = _by_slot(partition, position.dtype)
+    shape = (*position.shape[:2], target.temperature.shape[1])
+
+    def one(x: Array, heat: Array) -> Array:
+        def forward(params: Array) -> Array:
+            _, push = jax.linearize(partial(potential_fn, params, heat), x)
+            return _put_in_place(partition, _push_each(push, along_x))
+
+        def reverse(params: Array) -> Array:
+            return jax.grad(lambda x: potential_fn(params, heat, x).sum())(x)
+
+        gradient_fn = forward if partition.has_small_components else reverse
+        return jax.jvp(gradient_fn, (target.params,), (direction,))[1]
+
+    temperature = jnp.broadcast_to(target.temperature[:, None], shape)
+    found: Array = blocks.over(over_particles(one), block, position, temperature)
     return found
 
 

@@ -221,10 +221,15 @@ def _curvature(
 
     The particles follow the parameters, to first order as they would in a step.
     """
-    find = partial(second_derivative, problem.potential_fn, state.target)
-    of_block = partial(find, shift=carried.shift[:, 1:])
+
+    def motion(directions: Array, position: Array) -> Array:
+        moved = -jnp.einsum("jpd,jp->jd", carried.shift[:, 1:], directions)
+        return jnp.broadcast_to(moved[:, None], position.shape)
+
+    of_block = partial(second_derivative, problem.potential_fn, state.target, motion)
     by_particle = jnp.swapaxes(pool(weight), 1, 2)
-    return blocks.total(of_block, problem.block, by_particle, state.cloud.position)
+    position = state.cloud.position
+    return blocks.total(of_block, problem.block, by_particle, position).sum(0)
 
 
 def _optimiser_step(

@@ -13,7 +13,6 @@ import numpy as np
 from jax import random
 
 from numpyro_jala._typing import Array
-from numpyro_jala.backend.sharding import fetch
 from numpyro_jala.engine.state import REST, State
 from numpyro_jala.inference import estimation, information, snapshots
 from numpyro_jala.inference.estimation import Weighted
@@ -100,8 +99,7 @@ def inform(run: Run, params: Array, clouds: list[Snapshot]) -> Information:
     found = [information.combine([each]) for each in both]
     follows = information.is_quieter(*found)
     chosen = 0 if follows else 1
-    complete = np.asarray(fetch(both[1].curvature), np.float64).mean(0)
     if len(clouds) > 1:
         others = [of(cloud, follows) for cloud in clouds[1:]]
         found[chosen] = information.combine([both[chosen], *others])
-    return found[chosen]._replace(complete=complete)
+    return found[chosen]._replace(motion=both[0].motion)

@@ -110,6 +110,10 @@ class Draws(NamedTuple):
         The lowest potential of each component: differences to it have more digits.
     num_blocks
         How many blocks of points serve for sums, the first ones: one program for all.
+    origin
+        The parameters that the proposal was made for.
+    motion
+        How the proposal's location follows the parameters from there.
     """
 
     rng_key: PRNGKey
@@ -117,6 +121,8 @@ class Draws(NamedTuple):
     proposal: Gaussian
     level: Array  # (components,)
     num_blocks: Array  # ()
+    origin: Array  # (num_params,)
+    motion: Array  # (num_params, dim)
 
     @property
     def num_draws(self) -> Array:
@@ -128,13 +134,36 @@ class Draws(NamedTuple):
         most, size = self.points.shape[:2]
         return self._replace(num_blocks=jnp.asarray(min(max(num_draws // size, 1), most)))
 
+    def at(self, params: Array) -> Draws:
+        """Move the draws to other parameters."""
+        mean = self.proposal.mean + (params - self.origin) @ self.motion
+        return self._replace(proposal=self.proposal._replace(mean=mean), origin=params)
+
+    def following(self, potential_fn: Potential) -> Potential:
+        """Return the potential of latents that move with the parameters as the draws do."""
+
+        def potential(params: Array, temperature: Array, position: Array) -> Array:
+            moved = position + (params - self.origin) @ self.motion
+            return potential_fn(params, temperature, moved)
+
+        return potential
+
 
 def define_draws(
-    fixed: Fixed, rng_key: PRNGKey, num_draws: int, proposal: Gaussian, level: Array
+    fixed: Fixed,
+    rng_key: PRNGKey,
+    num_draws: int,
+    proposal: Gaussian,
+    level: Array,
+    origin: Array,
+    motion: Array | None = None,
 ) -> Draws:
     """Define so many quasi-random draws of each island."""
     points = sobol_blocks(fixed, num_draws)
-    return Draws(rng_key, points, proposal, level, jnp.asarray(len(points)))
+    if motion is None:
+        motion = jnp.zeros((origin.size, fixed.layout.dim), origin.dtype)
+    num_blocks = jnp.asarray(len(points))
+    return Draws(rng_key, points, proposal, level, num_blocks, origin, motion)
 
 
 def _of_block(
@@ -286,7 +315,8 @@ def redraw(fixed: Fixed, rng_key: PRNGKey, drawn: Weighted, cloud: smc.Cloud) ->
 class Score(NamedTuple):
     """The log-likelihood at some parameters and its slope, by importance sampling.
 
-    The same draws serve all parameters, so that this is one smooth function of them.
+    The same draws serve all parameters, and move with them, so that this is one smooth
+    function of them.
     """
 
     log_evidence: Array  # (components,), less the level
@@ -340,7 +370,8 @@ def score(fixed: Fixed, data: Data, params: Array, draws: Draws) -> Score:
     Of few parameters in one pass in forward mode; of many in reverse mode, which has to
     know the weights, in a second one.
     """
-    potential_fn = fixed.layout.potential(data.arrays, data.tables)
+    draws = draws.at(params)
+    potential_fn = draws.following(fixed.layout.potential(data.arrays, data.tables))
     shape = (fixed.settings.num_islands, fixed.layout.partition.num_components)
     target, in_one_pass = (
         Target(params, jnp.ones(shape, params.dtype)),
@@ -410,5 +441,6 @@ def louis(
     """Average over one cloud at rest what the information about the parameters needs."""
     layout, most_dense = fixed.layout, fixed.settings.most_dense or 0
     potential_fn = layout.potential(data.arrays, data.tables)
-    question = Question(potential_fn, layout.partition, params, most_dense, follows)
+    block = programs.block_size(fixed)
+    question = Question(potential_fn, layout.partition, params, most_dense, follows, block)
     return share(moments(question, normalise(cloud.log_weight), cloud.position))

@@ -13,6 +13,7 @@ is fixed before: this makes both terms of :math:`I` small, and their difference 
 Where the posterior is Gaussian the score is then the same for all particles, and exact.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -21,8 +22,10 @@ import numpy as np
 from jax import lax
 
 from numpyro_jala._typing import Array, Potential
+from numpyro_jala.backend import blocks
 from numpyro_jala.backend.sharding import fetch
 from numpyro_jala.engine import evaluation, flow, transport
+from numpyro_jala.engine.curvature import second_derivative
 from numpyro_jala.engine.evaluation import Target
 from numpyro_jala.engine.partition import Partition
 
@@ -44,6 +47,7 @@ class Moments(NamedTuple):
     score: Array  # (num_islands, components, num_params)
     outer: Array  # (num_islands, num_params, num_params), scores times scores
     curvature: Array  # (num_islands, num_params, num_params)
+    motion: Array  # (num_params, dim), of the components' centres as they follow
 
 
 class Question(NamedTuple):
@@ -53,6 +57,8 @@ class Question(NamedTuple):
         Size of the largest component whose coordinates are related as they follow.
     follows
         Whether the particles follow the parameters at all.
+    block
+        How many particles of an island to evaluate at a time, None for all.
     """
 
     potential_fn: Potential
@@ -60,6 +66,7 @@ class Question(NamedTuple):
     params: Array  # (num_params,)
     most_dense: int
     follows: Array  # ()
+    block: int | None = None
 
 
 def _follow(
@@ -69,36 +76,32 @@ def _follow(
 
     Frames and flows are of each block of components.
     """
-    potential_fn, partition, params, most_dense, _ = question
-    ones = jnp.ones(weight.shape[:2], position.dtype)
-    gradient, scores = _derive(question, Target(params, ones), position)
+    potential_fn, partition, params, most_dense = question[:4]
+    target = Target(params, jnp.ones(weight.shape[:2], position.dtype))
+    gradient, scores = _derive(question, target, position)
     alive = weight[..., None] > 0
     here = partition.spread(jnp.swapaxes(weight > 0, 1, 2))
     weights, xs = partition.of_block(weight), partition.split(position)
     gradients = partition.split(jnp.where(here, gradient, 0.0))
-    blocks = list(zip(weights, xs, gradients, strict=True))
+    parts = list(zip(weights, xs, gradients, strict=True))
     frames = [
-        flow.frame(*block, padding, most_dense)
-        for block, padding in zip(blocks, partition.padding, strict=True)
+        flow.frame(*part, padding, most_dense)
+        for part, padding in zip(parts, partition.padding, strict=True)
     ]
-
-    def gradients_at(values: Array) -> Array:
-        def total(x: Array) -> Array:
-            return potential_fn(values, ones[0], x).sum()
-
-        return jax.vmap(jax.vmap(jax.grad(total)))(position)
 
     def follow_one(inputs: tuple[Array, Array]) -> tuple[list[flow.Flow], Array]:
         direction, score = inputs
-        change = jax.jvp(gradients_at, (params,), (direction,))[1]
+        change = evaluation.change_gradient(
+            potential_fn, partition, target, direction, position, question.block
+        )
         changes = partition.split(jnp.where(here, change, 0.0))
         learned = [
             flow.follow(frame, w, x, c)
-            for frame, (w, x, _), c in zip(frames, blocks, changes, strict=True)
+            for frame, (w, x, _), c in zip(frames, parts, changes, strict=True)
         ]
         rates = [
             flow.rate(frame, each, x, g)
-            for frame, each, (_, x, g) in zip(frames, learned, blocks, strict=True)
+            for frame, each, (_, x, g) in zip(frames, learned, parts, strict=True)
         ]
         saved = jnp.concatenate(rates, 1)
         return _where_it_helps(question, weight, learned, score, saved)
@@ -112,14 +115,15 @@ def _follow(
 
 def _derive(question: Question, target: Target, position: Array) -> tuple[Array, Array]:
     """Return gradients and scores of particles."""
-    potential_fn, partition = question[:2]
+    potential_fn, partition, block = *question[:2], question.block
     at_once = partition.is_joint
     found, _ = evaluation.evaluate_model(
-        potential_fn, partition, target, position, True, at_once
+        potential_fn, partition, target, position, True, at_once, block=block
     )
     if at_once:
         return found.gradient, found.scores
-    return found.gradient, evaluation.evaluate_scores(potential_fn, target, position)[1]
+    scores = evaluation.evaluate_scores(potential_fn, target, position, block)[1]
+    return found.gradient, scores
 
 
 def _where_it_helps(
@@ -155,37 +159,28 @@ def moments(question: Question, weight: Array, position: Array) -> Moments:
     """
     frames, flows, scores = _follow(question, weight, position)
     potential_fn, partition, params = question[:3]
-    by_particle = jnp.swapaxes(weight, 1, 2)
-    ones = jnp.ones(weight.shape[1:2], position.dtype)
-    xs = partition.split(position)
+    target = Target(params, jnp.ones(weight.shape[:2], position.dtype))
 
-    def mean_potential(values: Array) -> Array:
-        """Return the total over islands, each with its own copy of the parameters."""
-        change = values - params
-        moved = []
-        for frame, flow_, x in zip(frames, flows, xs, strict=True):
+    def motion(directions: Array, x: Array) -> Array:
+        moves = []
+        for frame, each, own in zip(frames, flows, partition.split(x), strict=True):
             together = jax.tree.map(
-                lambda leaf: jnp.einsum("jp,pj...->j...", change, leaf), flow_
+                lambda leaf: jnp.einsum("jp,pj...->j...", directions, leaf), each
             )
-            moved.append(x - flow.displace(frame, together, x))
-        followed = partition.join(moved)
-        each = jax.vmap(jax.vmap(potential_fn, (None, None, 0)), (0, None, 0))
-        potential = each(values, ones, followed)
-        return jnp.sum(jnp.where(by_particle > 0, by_particle * potential, 0.0))
+            moves.append(-flow.displace(frame, together, own))
+        return partition.join(moves)
 
-    shared = jnp.broadcast_to(params, (weight.shape[0], params.size))
-
-    def curvature_along(direction: Array) -> Array:
-        along = jnp.broadcast_to(direction, shared.shape)
-        return jax.jvp(jax.grad(mean_potential), (shared,), (along,))[1]
-
-    curvature = lax.map(curvature_along, jnp.eye(params.size, dtype=params.dtype))
+    of_block = partial(second_derivative, potential_fn, target, motion)
+    by_particle = jnp.swapaxes(weight, 1, 2)
+    curvature = blocks.total(of_block, question.block, by_particle, position)
     # An island without living particles has no moments.
     nothing = jnp.where(weight.sum(-1) > 0, 0.0, jnp.nan)[..., None]
+    shifts = [jnp.moveaxis(each.shift.mean(1), 0, 1) for each in flows]
     return Moments(
         nothing + jnp.einsum("jcn,jcnp->jcp", weight, scores),
         jnp.einsum("jcn,jcnp,jcnq->jpq", weight, scores, scores),
-        jnp.swapaxes(curvature, 0, 1) + sum(map(flow.volume_curvature, flows)),
+        curvature + sum(map(flow.volume_curvature, flows)),
+        -partition.join(shifts),
     )
 
 
@@ -199,8 +194,8 @@ class Information(NamedTuple):
         the islands.
     by_component
         The score of each component by each island, of the potential.
-    complete
-        What the information would be if the latents were known.
+    motion
+        How the components' centres follow the parameters.
     """
 
     score: np.ndarray  # (num_params,)
@@ -208,7 +203,7 @@ class Information(NamedTuple):
     observed: np.ndarray  # (num_params, num_params)
     observed_se: np.ndarray  # (num_params, num_params)
     by_component: Array | np.ndarray | None = None  # (num_islands, components, num_params)
-    complete: np.ndarray | None = None  # (num_params, num_params)
+    motion: Array | None = None  # (num_params, dim)
 
 
 class _Products(NamedTuple):
@@ -250,7 +245,7 @@ def combine(all_moments: list[Moments]) -> Information:
 
     Of a mean of few particles the square is high by its noise, which the islands show.
     """
-    scores, *small = zip(*all_moments, strict=True)
+    scores, *small, _ = zip(*all_moments, strict=True)
     outer, curvature = (np.asarray(fetch(each), np.float64).mean(0) for each in small)
     alive = np.isfinite(outer + curvature).all((1, 2))
     score, known, *products = _multiply(list(scores), alive)

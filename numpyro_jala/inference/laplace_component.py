@@ -20,9 +20,6 @@ from numpyro_jala.inference.information import Information
 from numpyro_jala.inference.record import Run
 from numpyro_jala.inference.snapshots import Snapshot
 
-#: Length of a difference, in standard errors of the estimate: the likelihood of a weakly
-#: determined parameter is a quadratic over a short way only.
-_DIFFERENCE = 0.1
 #: Most times that differences are taken, each with lengths that the last one found.
 _DIFFERENCES = 3
 
@@ -51,7 +48,7 @@ def inform(run: Run, state: State, params: Array, cloud: Snapshot) -> Informatio
     covariance = root @ root.T
     for _ in range(_DIFFERENCES):
         last = covariance
-        found = newton.differences(score_at, params, last, _DIFFERENCE)
+        found = newton.differences(score_at, params, last)
         known = run.uncertainty(found)
         covariance = known.covariance
         if not known.determined.all() or _is_alike(covariance, last):

@@ -27,6 +27,9 @@ _ROUNDING = 8
 _COVERS_AS_NEW = 0.9
 #: Nats to the maximum that are as good as none: a fiftieth of a standard error.
 _ENOUGH = 2e-4
+#: Length of a difference, in standard errors of the estimate: the likelihood of a weakly
+#: determined parameter is a quadratic over a short way only.
+_DIFFERENCE = 0.1
 
 
 class Maximum(NamedTuple):
@@ -90,10 +93,7 @@ def _rises(here: Score, there: Score) -> bool:
 
 
 def differences(
-    score_at: Callable[[Array], Score],
-    params: Array,
-    covariance: np.ndarray,
-    lengths: np.ndarray | float,
+    score_at: Callable[[Array], Score], params: Array, covariance: np.ndarray
 ) -> Information:
     """Find the information by differences of the score, and leave the score out.
 
@@ -101,19 +101,16 @@ def differences(
     ----------
     covariance
         Of the estimate, about: along its axes rounding is not amplified.
-    lengths
-        Of the differences along these axes, in standard errors.
     """
     root = np.linalg.cholesky(covariance)
     columns = []
-    each = np.broadcast_to(lengths, len(root))
-    for direction, length in zip(root.T, each, strict=True):
+    for direction in root.T:
         ahead, behind = (
-            score_at(params + jnp.asarray(sign * direction, params.dtype))
-            for sign in (length, -length)
+            score_at(params + jnp.asarray(length * direction, params.dtype))
+            for length in (_DIFFERENCE, -_DIFFERENCE)
         )
         change = np.subtract(ahead.score, behind.score, dtype=np.float64)
-        columns.append(change @ root / (2 * length))
+        columns.append(change @ root / (2 * _DIFFERENCE))
     white = np.stack(columns, -1)
     inverse = np.linalg.inv(root)
     observed = inverse.T @ (white + np.swapaxes(white, 1, 2)) @ inverse / 2

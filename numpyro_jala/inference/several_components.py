@@ -35,9 +35,6 @@ _SCORE_SHARE = 4
 #: Components from which fewer draws serve for the information: its noise falls with the
 #: root of their number, and with the draws, which are quasi-random, about in proportion.
 _FEW_COMPONENTS = 1_000
-#: Length of a difference, in standard errors if the latents were known: so far the draws
-#: serve nearly as well as where they were fitted, and rounding is a thousandth.
-_DIFFERENCE = 0.5
 #: Effective share of a component's draws below which the tail of its weights is looked at.
 _UNEQUAL = 0.2
 #: Most numbers of importance draws that particles are taken from.
@@ -69,9 +66,12 @@ def conclude_several(run: Run, state: State, params: Array, rng_key: PRNGKey) ->
     return Ending(state, here.params, bridge, found, by_component=each)
 
 
-def _draws(run: Run, rng_key: PRNGKey, here: AtRest, num_draws: int) -> Draws:
+def _draws(
+    run: Run, rng_key: PRNGKey, here: AtRest, num_draws: int, motion: Array | None = None
+) -> Draws:
     """Define draws from the proposals of particles at rest."""
-    return estimation.define_draws(run.fixed, rng_key, num_draws, here.gaussian, here.level)
+    proposal = here.gaussian, here.level, here.params
+    return estimation.define_draws(run.fixed, rng_key, num_draws, *proposal, motion)
 
 
 # -- the maximum -------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def _climb(
     if run.fixed.layout.partition.has_small_components:
         num_draws //= _SCORE_SHARE
     for index in range(newton.ROUNDS):
-        draws = _draws(run, rng_key, here, num_draws)
+        draws = _draws(run, rng_key, here, num_draws, found.motion)
         score_at = partial(_score, run, draws)
         better, score, as_new = newton.maximise(
             score_at, here.params, covariance, index > 0
@@ -97,12 +97,13 @@ def _climb(
             break
         state = clouds.go(run, here.state, better)
         if as_new and run.fixed.layout.partition.has_small_components:
-            here = here._replace(state=state, params=better, clouds=[])
+            proposal = draws.at(better).proposal
+            here = AtRest(state, better, [], proposal, here.level)
             break
         # Draws serve near the params where they were fitted: see whether new ones agree.
         here = clouds.keep(run, state, better)
     else:
-        draws = _draws(run, rng_key, here, num_draws)
+        draws = _draws(run, rng_key, here, num_draws, found.motion)
         score = newton.by_island(_score(run, draws, here.params))
     return here, newton.with_score(_inform(run, here, draws), score)
 
@@ -117,28 +118,26 @@ def _score(run: Run, draws: Draws, params: Array) -> Score:
 def _inform(run: Run, here: AtRest, draws: Draws) -> Information:
     """Find the information by particles or by draws, whichever have less noise.
 
-    Particles that follow the params where posteriors are nearly Gaussian, quasi-random
-    draws where they are skewed and have few dimensions.
+    Particles where posteriors are Gaussian or have many dimensions, else quasi-random
+    draws; both follow the params.
     """
     params, log_weight = here.params, here.state.cloud.log_weight
-    enough = min(math.ceil(_PRECISE / log_weight.size), _MOST_CLOUDS)
+    is_small = run.fixed.layout.partition.has_small_components
+    wanted = 1 if is_small else math.ceil(_PRECISE / log_weight.size)
+    enough = min(wanted, _MOST_CLOUDS)
     kept = here.clouds[:enough]
     kept += clouds.collect(run, here.state, params, enough - len(kept))[1]
     found = clouds.inform(run, params, kept)
     covariance, determined = run.uncertainty(found)[:2]
     rough = _rough_covariance(run, found)
     is_known = determined.all() or rough is not None
-    if not (run.fixed.layout.partition.has_small_components and is_known):
+    if not (is_small and is_known):
         return found
-    covariance, complete = covariance if rough is None else rough, found.complete
-    root = np.linalg.cholesky(covariance)
-    known = np.sqrt(
-        np.nan_to_num(np.maximum(np.diag(root.T @ complete @ root), 1.0), nan=1.0)
-    )
+    covariance = covariance if rough is None else rough
     num_components = run.fixed.layout.partition.num_components
     saved = math.sqrt(max(num_components / _FEW_COMPONENTS, 1.0))
     score_at = partial(_score, run, draws.fewer(round(int(draws.num_draws) / saved)))
-    drawn = newton.differences(score_at, params, covariance, _DIFFERENCE / known)
+    drawn = newton.differences(score_at, params, covariance)
     drawn = drawn._replace(by_component=found.by_component)
     if rough is not None:  # the better is the one that tells of more params
         knows = run.uncertainty(drawn).determined

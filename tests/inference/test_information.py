@@ -32,6 +32,8 @@ from tests.tools import SCHOOLS, assert_mean
 
 ALL = joint(6)
 PARAMS = jnp.array([0.7, 0.3])  # mu and the logarithm of tau, away from the maximum
+#: Of two params and no latents.
+MOTION = np.zeros((2, 0))
 
 
 def log_likelihood(params, error=1.0):
@@ -385,7 +387,7 @@ def test_the_information_of_few_particles_is_unbiased(num_components):
     outer = np.einsum("rjcnp,rjcnq->rjpq", scores, scores) / num_particles
     curvature = np.full((num_islands, 2, 2), 7.0)
     found = [
-        combine([Moments(each.mean(2), squares, curvature)])
+        combine([Moments(each.mean(2), squares, curvature, MOTION)])
         for each, squares in zip(scores, outer, strict=True)
     ]
     covariance = np.einsum("cpq,crq->pr", root, root)
@@ -403,10 +405,10 @@ def test_the_information_of_few_particles_is_unbiased(num_components):
 
 def test_islands_without_finite_moments_are_left_out():
     rng = np.random.default_rng(0)
-    moments = Moments(*(rng.normal(size=(4, count, 2)) for count in (3, 2, 2)))
+    moments = Moments(*(rng.normal(size=(4, count, 2)) for count in (3, 2, 2)), MOTION)
     broken = moments._replace(curvature=moments.curvature.copy())
     broken.curvature[1] = np.inf
-    kept = Moments(*(np.delete(part, 1, axis=0) for part in moments))
+    kept = Moments(*(np.delete(part, 1, axis=0) for part in moments[:3]), MOTION)
     for found, expected in zip(combine([broken])[:5], combine([kept])[:5], strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
     broken.curvature[:] = np.nan

@@ -1,4 +1,4 @@
-"""Groups whose model is not smooth, or is so only on paper: answers by quadrature."""
+"""Groups whose model is not smooth, and groups so large that draws have to follow."""
 
 import jax
 import jax.numpy as jnp
@@ -117,7 +117,7 @@ def test_fewer_draws_are_the_first_ones_in_the_same_program():
     here = clouds.keep(run, state, params)
     given = run.fixed, random.key(1)
     many, few = (
-        estimation.define_draws(*given, count, here.gaussian, here.level)
+        estimation.define_draws(*given, count, here.gaussian, here.level, params)
         for count in (64, 16)
     )
     before = estimation.score._cache_size()
@@ -129,3 +129,58 @@ def test_fewer_draws_are_the_first_ones_in_the_same_program():
     np.testing.assert_allclose(part.score, expected.score, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(part.log_evidence, expected.log_evidence, atol=1e-5)
     assert np.abs(np.asarray(found.log_evidence - part.log_evidence)).max() > 1e-3
+
+
+#: Rows of each group.
+UNEQUAL = np.array([1, 3, 10, 40, 200, 500, 1_000, 3_000])
+
+
+def large(group, y):
+    """Latents that move by many of their standard deviations if the mean moves by its own."""
+    mean = numpyro.param("mean", 0.0)
+    spread = numpyro.param("spread", 1.0, constraint=constraints.positive)
+    with numpyro.plate("groups", len(UNEQUAL)):
+        u = numpyro.sample("u", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(mean + spread * u[group], 2.0), obs=y)
+
+
+def large_data():
+    rng = np.random.default_rng(5)
+    group = np.repeat(np.arange(len(UNEQUAL)), UNEQUAL)
+    effect = rng.gamma(2.0, 1.0, len(UNEQUAL))
+    y = 1.0 + effect[group] + 2.0 * rng.normal(size=group.size)
+    return group, y.astype(np.float32)
+
+
+def test_draws_follow_the_params_where_groups_are_large():
+    group, y = large_data()
+    jala = JALAEM(large)
+    jala.run(random.key(0), None, group, y, progress_bar=False)
+    means = np.bincount(group, y) / UNEQUAL
+    within = norm.logpdf(y, means[group], 2.0).sum()
+    within += np.sum(0.5 * np.log(2 * np.pi * 4.0 / UNEQUAL))
+
+    def loss(params):
+        sd = np.sqrt(np.exp(2 * params[1]) + 4.0 / UNEQUAL)
+        return -norm.logpdf(means, params[0], sd).sum() - within
+
+    best = minimize(loss, [1.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-6})
+    found = [float(jala.params["mean"]), np.log(float(jala.params["spread"]))]
+    error = jala.standard_errors()
+    error = np.array([error["mean"], error["spread"] / jala.params["spread"]])
+    assert np.all(np.abs(found - best.x) < 0.03 * error)
+    assert abs(jala.log_evidence + best.fun) < 4 * jala.log_evidence_se + 0.01
+
+    run, state, params = jala._run, jala.last_state, jala.last_state.target.params
+    here = clouds.keep(run, state, params)
+    motion = clouds.inform(run, params, here.clouds[:1]).motion
+    known = jala.params["spread"] * UNEQUAL / 4.0
+    expected = -known / (1 + known * jala.params["spread"])
+    np.testing.assert_allclose(motion[0], expected, rtol=0.02)
+    proposal = run.fixed, random.key(1), 512, here.gaussian, here.level, params
+    away = params + jnp.asarray([0.5 * error[0], 0.0], params.dtype)
+    follow, stand = (
+        estimation.score(run.fixed, run.placed, away, estimation.define_draws(*proposal, m))
+        for m in (motion, None)
+    )
+    assert follow.ess > 0.5 and stand.ess < 0.1
