@@ -27,6 +27,9 @@ _ROOM = 10.0
 _HURRY = 4.0
 #: Smallest share of the information that is taken as observed.
 FLOOR = 0.05
+#: Share of the information by products of scores that a smooth density does not fall below
+#: where the parameters are right.
+_KINKED = 0.1
 _GAIN = 0.5
 _GAIN_POWER = 0.6
 _PATIENCE = 10.0
@@ -114,6 +117,8 @@ class Newton(NamedTuple):
         To see whether it did.
     is_early
         Whether ``complete`` is none yet, or that of a much flattened likelihood.
+    by_scores
+        Whether it comes from first derivatives, see :func:`is_kinked`.
     """
 
     complete: Array  # (num_params, num_params)
@@ -121,6 +126,7 @@ class Newton(NamedTuple):
     reversals: Array  # ()
     last_step: Array  # (num_params,)
     is_early: Array  # ()
+    by_scores: Array  # ()
 
 
 def is_near(newton: Newton, change: Array, num_steps: int, num_components: int) -> Array:
@@ -139,7 +145,20 @@ def start_newton(num_params: int, dtype: Any) -> Newton:
     """Begin with no information."""
     zero = jnp.zeros((num_params, num_params), dtype)
     none = jnp.zeros((num_params,), dtype)
-    return Newton(zero, zero, jnp.zeros((), dtype), none, jnp.asarray(True))
+    early, kinked = jnp.asarray(True), jnp.asarray(False)
+    return Newton(zero, zero, jnp.zeros((), dtype), none, early, kinked)
+
+
+def is_kinked(newton: Newton, complete: Array, by_scores: Array, overshot: Array) -> Array:
+    """Tell whether the second derivative of the potential says too little.
+
+    It may not exist, or miss the kinks of a density like that of Laplace. Then it is far
+    below what the products of scores make of it, as it is also where parameters are far
+    off; but there a step does not go too far.
+    """
+    flat = jnp.diagonal(complete) < _KINKED * jnp.diagonal(by_scores)
+    kinked = jnp.any(flat) & (overshot | newton.by_scores)
+    return kinked | ~jnp.all(jnp.isfinite(complete))
 
 
 def remember(newton: Newton, covariance: Array, tempered: Array) -> Array:

@@ -99,18 +99,47 @@ def frame(
     )
 
 
-def follow(frame_: Frame, weight: Array, position: Array, change: Array) -> Flow:
+def mean_change(frame_: Frame, weight: Array, position: Array, score: Array) -> Array:
+    """Return how the gradients change with the parameter, on average, by its scores.
+
+    Where second derivatives miss the kinks of a density: for a Gaussian posterior, the
+    score is a linear function of the position, with this slope.
+
+    Parameters
+    ----------
+    score
+        (num_islands, components, num_particles)
+    """
+    values = jnp.broadcast_to(score[..., None], position.shape)
+    if frame_.curvature.ndim == 3:
+        return _slope(weight, position, values, frame_.padding, False)
+    covariance = fill(loo_covariance(weight, position, position), frame_.padding)
+    cross = loo_covariance(weight, position, score[..., None])
+    return regress(covariance, cross)[..., 0]
+
+
+def follow(
+    frame_: Frame,
+    weight: Array,
+    position: Array,
+    change: Array,
+    mean_change: Array | None = None,
+) -> Flow:
     """Learn each island's flow from the others.
 
     Parameters
     ----------
     change
         Derivatives of the gradients in the parameter, as ``position``.
+    mean_change
+        Their mean in each island, (num_islands, components, size), unless it is that of
+        the others.
     """
     curvature, dense = frame_.curvature, frame_.curvature.ndim == 4
     padding = frame_.padding
     curvature_change = _slope(weight, position, change, padding, dense)
-    mean_change = loo_mean(weight, change)
+    if mean_change is None:
+        mean_change = loo_mean(weight, change)
     if not dense:
         curvature = curvature + padding
         spread = 0.5 * curvature_change / curvature

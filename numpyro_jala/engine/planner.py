@@ -133,10 +133,13 @@ def _newton_ascent(
         lambda: _curvature(problem, state, weight, carried),
         lambda: newton.complete,
     )
-    # Where a particle has no second derivative, by what the components' scores tell.
     each = jnp.einsum("jcn,jcnp->cp", pool(weight), rate)
-    usable = jnp.all(jnp.isfinite(complete))
-    complete = jnp.where(usable, complete, pooled + each.T @ each)
+    rough = pooled + each.T @ each
+    overshot = score @ newton.last_step > 0
+    by_scores = jnp.where(
+        due, em.is_kinked(newton, complete, rough, overshot), newton.by_scores
+    )
+    complete = jnp.where(by_scores & due, rough, complete)
     missing = em.remember(newton, jnp.where(tempered, within, pooled), tempered)
     info = em.information_basis(complete, missing, em.floor_for(tempered))
     newton_decrement = em.decrement(info, score)
@@ -158,7 +161,8 @@ def _newton_ascent(
     step, spent = _affordable(weight, carried.rate, trusted, cost, tempered, is_rough)
     reversed_ = (stage == EM_STEP) & em.turned_back(newton, step)
     is_early = jnp.mean(temperature) < _EARLY
-    memory = em.Newton(complete, missing, newton.reversals + reversed_, step, is_early)
+    reversals = newton.reversals + reversed_
+    memory = em.Newton(complete, missing, reversals, step, is_early, by_scores)
     return step, score, memory, newton_decrement, spent
 
 

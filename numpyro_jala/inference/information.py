@@ -95,16 +95,19 @@ def _follow(
             potential_fn, partition, target, direction, position, question.block
         )
         changes = partition.split(jnp.where(here, change, 0.0))
-        learned = [
-            flow.follow(frame, w, x, c)
-            for frame, (w, x, _), c in zip(frames, parts, changes, strict=True)
-        ]
-        rates = [
-            flow.rate(frame, each, x, g)
-            for frame, each, (_, x, g) in zip(frames, learned, parts, strict=True)
-        ]
-        saved = jnp.concatenate(rates, 1)
-        return _where_it_helps(question, weight, learned, score, saved)
+        scores, flows = partition.of_block(score), []
+        for frame, (w, x, _), c, s in zip(frames, parts, changes, scores, strict=True):
+            by_scores = flow.mean_change(frame, w, x, s)
+            flows.append([flow.follow(frame, w, x, c, mean) for mean in (None, by_scores)])
+        return _where_it_helps(
+            question,
+            weight,
+            score,
+            [
+                (learned, _saved(frames, learned, parts))
+                for learned in zip(*flows, strict=True)
+            ],
+        )
 
     # One direction at a time, here and below: no more memory than a step takes.
     directions = jnp.eye(params.size, dtype=params.dtype)
@@ -127,24 +130,47 @@ def _derive(question: Question, target: Target, position: Array) -> tuple[Array,
 
 
 def _where_it_helps(
-    question: Question, weight: Array, learned: list[flow.Flow], score: Array, saved: Array
+    question: Question,
+    weight: Array,
+    score: Array,
+    tried: list[tuple[tuple[flow.Flow, ...], Array]],
 ) -> tuple[list[flow.Flow], Array]:
-    """Follow a parameter only in components where this saves more noise than it adds."""
-    following, partition = score - saved, question.partition
-    # This is false for NaN as well.
-    spread = transport.variance(weight, jnp.stack([following, score], -1))
-    helps = question.follows & (spread[:, 0] < spread[:, 1])
-    helps &= transport.is_centred(weight, saved[..., None])[:, 0]
-    kept = [
-        jax.tree.map(lambda leaf, by=by: _where_first(by[0], leaf), each)
-        for each, by in zip(learned, partition.of_block(helps[None]), strict=True)
-    ]
-    return kept, jnp.where(helps[:, None], following, score)
+    """Follow a parameter in each component by the flow that leaves the least noise, if any.
+
+    Parameters
+    ----------
+    tried
+        Flows of all blocks, and the part of the scores that they save.
+    """
+    kept, following = jax.tree.map(jnp.zeros_like, list(tried[0][0])), score
+    for learned, saved in tried:
+        # This is false for NaN as well.
+        both = jnp.stack([score - saved, following], -1)
+        spread = transport.variance(weight, both)
+        helps = question.follows & (spread[:, 0] < spread[:, 1])
+        helps &= transport.is_centred(weight, saved[..., None])[:, 0]
+        by_block = question.partition.of_block(helps[None])
+        kept = [
+            jax.tree.map(partial(_choose, by[0]), new, old)
+            for by, new, old in zip(by_block, learned, kept, strict=True)
+        ]
+        following = jnp.where(helps[:, None], both[..., 0], following)
+    return kept, following
 
 
-def _where_first(mask: Array, leaf: Array) -> Array:
-    """Keep the components (second axis) of a mask, and put zero in the others."""
-    return jnp.where(mask.reshape(-1, *(1,) * (leaf.ndim - 2)), leaf, 0.0)
+def _choose(mask: Array, new: Array, old: Array) -> Array:
+    """Take the components (second axis) of a mask from one array, and the others of another."""
+    return jnp.where(mask.reshape(-1, *(1,) * (new.ndim - 2)), new, old)
+
+
+def _saved(
+    frames: list[flow.Frame],
+    flows: tuple[flow.Flow, ...],
+    parts: list[tuple[Array, Array, Array]],
+) -> Array:
+    """Return the part of the scores that following saves, (num_islands, components, ...)."""
+    each = zip(frames, flows, parts, strict=True)
+    return jnp.concatenate([flow.rate(f, by, x, g) for f, by, (_, x, g) in each], 1)
 
 
 def moments(question: Question, weight: Array, position: Array) -> Moments:

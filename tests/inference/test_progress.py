@@ -132,7 +132,7 @@ def test_what_cannot_tell_when_it_has_arrived_is_refused():
 
 COMPLETE = np.array([[4.0, 1.0], [1.0, 2.0]])
 MISSING = np.array([[1.0, 0.5], [0.5, 1.5]])
-NEWTON = em.Newton(COMPLETE, MISSING, *3 * [None])
+NEWTON = em.Newton(COMPLETE, MISSING, *4 * [None])
 
 
 def records(params, decrement):

@@ -61,16 +61,20 @@ def exact_fit(rows, first):
     best = minimize(
         loss, first, method="Nelder-Mead", options={"xatol": 1e-5, "fatol": 1e-9}
     )
-    steps, size = np.eye(len(first)) * 0.02, range(len(first))
+    lengths, size = np.full(len(first), 0.02), range(len(first))
 
     def second(i, j):
+        steps = np.diag(lengths)
         ends = [
             loss(best.x + a * steps[i] + b * steps[j]) for a in (1, -1) for b in (1, -1)
         ]
-        return (ends[0] - ends[1] - ends[2] + ends[3]) / (4 * 0.02**2)
+        return (ends[0] - ends[1] - ends[2] + ends[3]) / (4 * lengths[i] * lengths[j])
 
-    observed = np.array([[second(i, j) for j in size] for i in size])
-    return best.x, np.sqrt(np.diag(np.linalg.inv(observed))), -best.fun
+    for _ in range(2):
+        observed = np.array([[second(i, j) for j in size] for i in size])
+        errors = np.sqrt(np.diag(np.linalg.inv(observed)))
+        lengths = 0.2 * errors
+    return best.x, errors, -best.fun
 
 
 def kinked_case():
@@ -79,6 +83,28 @@ def kinked_case():
     y = 1 + effect + 0.6 * rng.laplace(size=SHAPE)
     exact = exact_fit(lambda m, e, u: kinked_rows(m, e, y, u), [1.0, -0.5, 0.0])
     return kinked, ("mean", "noise", "spread"), (jnp.asarray(y),), exact
+
+
+def steep(x, y):
+    """Laplace noise, and a param that no latent can follow all the way."""
+    slope = numpyro.param("slope", 0.0)
+    mean = numpyro.param("mean", 0.0)
+    noise = numpyro.param("noise", 1.0, constraint=constraints.positive)
+    spread = numpyro.param("spread", 1.0, constraint=constraints.positive)
+    with numpyro.plate("groups", len(x)):
+        u = numpyro.sample("u", dist.Normal(0.0, spread))
+    numpyro.sample("y", dist.Laplace(mean + slope * x + u[:, None], noise), obs=y)
+
+
+def steep_case():
+    rng = np.random.default_rng(3)
+    x = 3.0 * rng.normal(size=(30, 12))
+    y = 1 + 0.2 * x + rng.gamma(2.0, 1.0, (30, 1)) + 0.5 * rng.laplace(size=x.shape)
+    exact = exact_fit(
+        lambda m, b, e, u: kinked_rows(m + b * x, e, y, u), [1.0, 0.2, -0.5, 0.0]
+    )
+    names = ("mean", "slope", "noise", "spread")
+    return steep, names, (jnp.asarray(x), jnp.asarray(y)), exact
 
 
 def probit_case():
@@ -90,7 +116,7 @@ def probit_case():
     return probit, ("mean", "slope", "spread"), (jnp.asarray(x), jnp.asarray(y)), exact
 
 
-@pytest.mark.parametrize("case", [kinked_case, probit_case])
+@pytest.mark.parametrize("case", [kinked_case, steep_case, probit_case])
 def test_estimates_and_errors_where_second_derivatives_fail(case):
     model, names, data, (best, errors, highest) = case()
     jala = JALAEM(model)
