@@ -83,6 +83,23 @@ def test_missing_information_is_remembered_at_the_posterior_only():
     np.testing.assert_allclose(tempered, 2 * MISSING)
 
 
+@pytest.mark.parametrize(
+    ("curvature", "overshot", "before", "expected"),
+    [
+        ([4.0, 2.0], True, True, False),  # smooth
+        ([4.0, 0.01], False, False, False),  # far off
+        ([4.0, 0.01], True, False, True),
+        ([4.0, 0.01], False, True, True),  # as it was
+        ([4.0, -2.0], True, False, True),
+        ([4.0, np.nan], False, False, True),
+    ],
+)
+def test_kinks_are_known_by_steps_that_go_too_far(curvature, overshot, before, expected):
+    newton = em.start_newton(2, jnp.float32)._replace(by_scores=jnp.asarray(before))
+    found = em.is_kinked(newton, jnp.diag(jnp.array(curvature)), COMPLETE, overshot)
+    assert bool(found) is expected
+
+
 def test_a_step_is_shortened_to_the_variance_it_may_cause():
     step = jnp.array([1.0, -2.0])
     np.testing.assert_allclose(em.shorten(step, 0.4, 0.1), 0.5 * step, rtol=1e-5)
