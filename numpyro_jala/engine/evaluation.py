@@ -184,10 +184,8 @@ def _derive_forward(
     def derive(x: Array, heat: Array) -> Derivatives:
         potential, push = jax.linearize(partial(potential_fn, params), heat, x)
         tangents = _push_each(push, along_t, along_x)
-        gradient, no_scores = (
-            _put_in_place(partition, tangents[:-1]),
-            _no_scores(potential, params),
-        )
+        gradient = _put_in_place(partition, tangents[:-1])
+        no_scores = _no_scores(potential, params)
         return Derivatives(potential, gradient, tangents[-1], no_scores)
 
     found: Derivatives = over_particles(derive)(position, temperature)

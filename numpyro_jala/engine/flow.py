@@ -99,11 +99,11 @@ def frame(
     )
 
 
-def mean_change(frame_: Frame, weight: Array, position: Array, score: Array) -> Array:
+def change_by_scores(frame_: Frame, weight: Array, position: Array, score: Array) -> Array:
     """Return how the gradients change with the parameter, on average, by its scores.
 
-    Where second derivatives miss the kinks of a density: for a Gaussian posterior, the
-    score is a linear function of the position, with this slope.
+    This needs no second derivatives, which miss the kinks of a density. For a Gaussian
+    posterior the score is a linear function of the position, with this slope.
 
     Parameters
     ----------
@@ -132,8 +132,7 @@ def follow(
     change
         Derivatives of the gradients in the parameter, as ``position``.
     mean_change
-        Their mean in each island, (num_islands, components, size), unless it is that of
-        the others.
+        Another estimate of their mean, (num_islands, components, size).
     """
     curvature, dense = frame_.curvature, frame_.curvature.ndim == 4
     padding = frame_.padding

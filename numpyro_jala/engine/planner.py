@@ -136,10 +136,9 @@ def _newton_ascent(
     each = jnp.einsum("jcn,jcnp->cp", pool(weight), rate)
     rough = pooled + each.T @ each
     overshot = score @ newton.last_step > 0
-    by_scores = jnp.where(
-        due, em.is_kinked(newton, complete, rough, overshot), newton.by_scores
-    )
-    complete = jnp.where(by_scores & due, rough, complete)
+    kinked = em.is_kinked(newton, complete, rough, overshot)
+    by_scores = jnp.where(due, kinked, newton.by_scores)
+    complete = jnp.where(due & kinked, rough, complete)
     missing = em.remember(newton, jnp.where(tempered, within, pooled), tempered)
     info = em.information_basis(complete, missing, em.floor_for(tempered))
     newton_decrement = em.decrement(info, score)

@@ -25,17 +25,12 @@ from numpyro_jala.engine.evaluation import FEW_DIRECTIONS, Target
 from numpyro_jala.engine.resampling import systematic
 from numpyro_jala.engine.weights import log_mean_exp, normalise
 from numpyro_jala.inference import evidence, importance, programs
+from numpyro_jala.inference.draws import Draws
 from numpyro_jala.inference.evidence import Bridge, Gaussian
 from numpyro_jala.inference.importance import Importance, Sums
 from numpyro_jala.inference.information import Moments, Question, moments
 from numpyro_jala.inference.programs import Data, Fixed
 from numpyro_jala.inference.snapshots import Snapshot, put_together
-
-#: Draws of an island that are evaluated at a time where there are many components: with
-#: 1,000 groups a score takes 13 % less than with 64, as more of it stays in the caches.
-_DRAWS_AT_ONCE = 16
-#: Fewest draws at once, and most bytes of an array of the draws of all islands.
-_FEWEST_AT_ONCE, _MOST_BYTES = 8, 2**31
 
 
 @partial(jax.jit, static_argnums=0)
@@ -86,84 +81,6 @@ def bridge_to(
     at_particles = (level - cloud.potential - at_particles)[:, 0]
     at_draws = (level - potential - at_draws)[:, 0]
     return share(evidence.bridge(cloud.weight[:, 0], at_particles, at_draws))
-
-
-def sobol_blocks(fixed: Fixed, num_draws: int) -> np.ndarray:
-    """Return points of a Sobol' sequence, (num_blocks, draws of a block, dimensions).
-
-    They are data of the programs below: a compiler would work on a constant for long.
-    """
-    partition = fixed.layout.partition
-    points = importance.sobol_points(num_draws, int(partition.sizes.max()) + 1)
-    size = min(_DRAWS_AT_ONCE, num_draws)
-    width = fixed.settings.num_islands * fixed.layout.width
-    while size > _FEWEST_AT_ONCE and size * width > _MOST_BYTES:
-        size //= 2
-    blocks = points.reshape(-1, size, points.shape[1])
-    return blocks.astype(fixed.layout.anchor.dtype)
-
-
-class Draws(NamedTuple):
-    """What defines the draws of importance sampling, and their weights.
-
-    level
-        The lowest potential of each component: differences to it have more digits.
-    num_blocks
-        How many blocks of points serve for sums, the first ones: one program for all.
-    origin
-        The parameters that the proposal was made for.
-    motion
-        How the proposal's location follows the parameters from there.
-    """
-
-    rng_key: PRNGKey
-    points: Array | np.ndarray  # (most blocks, draws of a block, dimensions)
-    proposal: Gaussian
-    level: Array  # (components,)
-    num_blocks: Array  # ()
-    origin: Array  # (num_params,)
-    motion: Array  # (num_params, dim)
-
-    @property
-    def num_draws(self) -> Array:
-        """How many of an island serve for sums."""
-        return self.num_blocks * self.points.shape[1]
-
-    def fewer(self, num_draws: int) -> Draws:
-        """Take about so many draws for sums, or all."""
-        most, size = self.points.shape[:2]
-        return self._replace(num_blocks=jnp.asarray(min(max(num_draws // size, 1), most)))
-
-    def at(self, params: Array) -> Draws:
-        """Move the draws to other parameters."""
-        mean = self.proposal.mean + (params - self.origin) @ self.motion
-        return self._replace(proposal=self.proposal._replace(mean=mean), origin=params)
-
-    def following(self, potential_fn: Potential) -> Potential:
-        """Return the potential of latents that move with the parameters as the draws do."""
-
-        def potential(params: Array, temperature: Array, position: Array) -> Array:
-            moved = position + (params - self.origin) @ self.motion
-            return potential_fn(params, temperature, moved)
-
-        return potential
-
-
-def define_draws(
-    fixed: Fixed,
-    rng_key: PRNGKey,
-    num_draws: int,
-    proposal: Gaussian,
-    level: Array,
-    origin: Array,
-    motion: Array | None = None,
-) -> Draws:
-    """Define so many quasi-random draws of each island."""
-    points = sobol_blocks(fixed, num_draws)
-    if motion is None:
-        motion = jnp.zeros((origin.size, fixed.layout.dim), origin.dtype)
-    num_blocks = jnp.asarray(len(points))
-    return Draws(rng_key, points, proposal, level, num_blocks, origin, motion)
 
 
 def _of_block(

@@ -97,17 +97,13 @@ def _follow(
         changes = partition.split(jnp.where(here, change, 0.0))
         scores, flows = partition.of_block(score), []
         for frame, (w, x, _), c, s in zip(frames, parts, changes, scores, strict=True):
-            by_scores = flow.mean_change(frame, w, x, s)
+            by_scores = flow.change_by_scores(frame, w, x, s)
             flows.append([flow.follow(frame, w, x, c, mean) for mean in (None, by_scores)])
-        return _where_it_helps(
-            question,
-            weight,
-            score,
-            [
-                (learned, _saved(frames, learned, parts))
-                for learned in zip(*flows, strict=True)
-            ],
-        )
+        tried = [
+            (learned, _saved(frames, learned, parts))
+            for learned in zip(*flows, strict=True)
+        ]
+        return _where_it_helps(question, weight, score, tried)
 
     # One direction at a time, here and below: no more memory than a step takes.
     directions = jnp.eye(params.size, dtype=params.dtype)

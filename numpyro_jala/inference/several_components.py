@@ -25,7 +25,8 @@ from numpyro_jala.inference import (
     pareto,
 )
 from numpyro_jala.inference.clouds import AtRest
-from numpyro_jala.inference.estimation import Draws, Score
+from numpyro_jala.inference.draws import Draws, define_draws
+from numpyro_jala.inference.estimation import Score
 from numpyro_jala.inference.information import Information
 from numpyro_jala.inference.record import Ending, HeavyTail, Run
 
@@ -71,7 +72,7 @@ def _draws(
 ) -> Draws:
     """Define draws from the proposals of particles at rest."""
     proposal = here.gaussian, here.level, here.params
-    return estimation.define_draws(run.fixed, rng_key, num_draws, *proposal, motion)
+    return define_draws(run.fixed, rng_key, num_draws, *proposal, motion)
 
 
 # -- the maximum -------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from numpyro_jala import JALAEM
 from numpyro_jala.backend import blocks, sharding
 from numpyro_jala.engine.state import EM_STEP
 from numpyro_jala.inference import estimation, programs
+from numpyro_jala.inference.draws import define_draws
 from numpyro_jala.inference.snapshots import take
 from tests.tools import SCHOOLS, normal_means
 from tests.worker import HANGS, OPTIONS
@@ -103,7 +104,7 @@ def test_no_particle_leaves_its_device(spread):
         drawn = run.fixed, key, run.placed, goal, clouds, *fitted
         lowered.append(estimation.bridge_to.lower(*drawn))
     else:
-        draws = estimation.define_draws(run.fixed, key, 4 * MANY // 2, *fitted, goal)
+        draws = define_draws(run.fixed, key, 4 * MANY // 2, *fitted, goal)
         given = run.fixed, run.placed, goal, draws
         lowered.append(estimation.sample.lower(*given, clouds))
         lowered.append(estimation.score.lower(*given))

@@ -13,6 +13,7 @@ from scipy.stats import laplace, norm
 
 from numpyro_jala import JALAEM
 from numpyro_jala.inference import clouds, estimation
+from numpyro_jala.inference.draws import define_draws
 
 NUM_GROUPS, ROWS = 20, 5
 SHAPE = NUM_GROUPS, ROWS
@@ -143,8 +144,7 @@ def test_fewer_draws_are_the_first_ones_in_the_same_program():
     here = clouds.keep(run, state, params)
     given = run.fixed, random.key(1)
     many, few = (
-        estimation.define_draws(*given, count, here.gaussian, here.level, params)
-        for count in (64, 16)
+        define_draws(*given, count, here.gaussian, here.level, params) for count in (64, 16)
     )
     before = estimation.score._cache_size()
     found, part, expected = (
@@ -206,7 +206,7 @@ def test_draws_follow_the_params_where_groups_are_large():
     proposal = run.fixed, random.key(1), 512, here.gaussian, here.level, params
     away = params + jnp.asarray([0.5 * error[0], 0.0], params.dtype)
     follow, stand = (
-        estimation.score(run.fixed, run.placed, away, estimation.define_draws(*proposal, m))
+        estimation.score(run.fixed, run.placed, away, define_draws(*proposal, m))
         for m in (motion, None)
     )
     assert follow.ess > 0.5 and stand.ess < 0.1
