@@ -6,7 +6,7 @@ from jax import random
 
 from numpyro_jala._typing import Array
 from numpyro_jala.engine.state import State
-from numpyro_jala.inference import clouds, evidence, programs, rest
+from numpyro_jala.inference import clouds, evidence, programs, rest, rounding
 from numpyro_jala.inference.death import DeathError
 from numpyro_jala.inference.one_component import conclude_one
 from numpyro_jala.inference.record import Ending, Run
@@ -38,4 +38,4 @@ def _conclude_alive(run: Run, state: State, params: Array) -> Ending:
     state = rest.settle(run, state, params)
     is_joint = run.fixed.layout.partition.is_joint
     end = conclude_one if is_joint else conclude_several
-    return end(run, state, params, draw_key)
+    return rounding.correct(run, end(run, state, params, draw_key))

@@ -93,9 +93,14 @@ def _sobol_blocks(fixed: Fixed, num_draws: int) -> np.ndarray:
     """
     partition = fixed.layout.partition
     points = importance.sobol_points(num_draws, int(partition.sizes.max()) + 1)
+    blocks = points.reshape(-1, draws_at_once(fixed, num_draws), points.shape[1])
+    return blocks.astype(fixed.layout.anchor.dtype)
+
+
+def draws_at_once(fixed: Fixed, num_draws: int) -> int:
+    """Return how many draws of an island to evaluate at a time."""
     size = min(_DRAWS_AT_ONCE, num_draws)
     width = fixed.settings.num_islands * fixed.layout.width
     while size > _FEWEST_AT_ONCE and size * width > _MOST_BYTES:
         size //= 2
-    blocks = points.reshape(-1, size, points.shape[1])
-    return blocks.astype(fixed.layout.anchor.dtype)
+    return size

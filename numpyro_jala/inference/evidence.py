@@ -29,9 +29,6 @@ from numpyro_jala.engine.partition import Partition
 from numpyro_jala.engine.weights import log_mean_exp
 
 _ITERATIONS = 200
-#: Rounding errors of a potential, in units of its last digit: what sums of some thousand
-#: terms were seen to have.
-_ROUNDING = 2.0
 
 
 class Gaussian(NamedTuple):
@@ -162,15 +159,13 @@ def at_level(found: Bridge, level: Array) -> Bridge:
     """Return the estimate for potentials that are higher by ``level``.
 
     In double precision: of a log-evidence of a million, single precision keeps no digit
-    after the point. What rounding does to the potentials themselves is part of the error.
+    after the point.
     """
-    rounding = _ROUNDING * np.finfo(np.asarray(level).dtype).eps * np.abs(level)
     log_evidence, islands = (
         np.asarray(each, np.float64) - np.asarray(level, np.float64)
         for each in (found.log_evidence, found.islands)
     )
-    error = np.hypot(found.standard_error, rounding)
-    return Bridge(log_evidence, error, found.overlap, islands)
+    return found._replace(log_evidence=log_evidence, islands=islands)
 
 
 def draw_loo(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -30,7 +30,7 @@ from numpyro_jala.model.sites import (
     num_masked,
     without_mask,
 )
-from numpyro_jala.model.supports import from_support, to_support
+from numpyro_jala.model.supports import flatten, from_support, to_support
 
 
 class Temper(Messenger):  # type: ignore[misc]
@@ -154,6 +154,19 @@ class Layout:
     def dim(self) -> int:
         """How many unconstrained latents move."""
         return self.anchor.size if self.moving is None else self.moving.size
+
+    @cached_property
+    def in_double(self) -> Layout:
+        """The same in double precision, made and used where JAX has that."""
+        init_params, unravel_params = flatten(self.unravel_params(self.init_params))
+        anchor, unravel_latents = flatten(self.unravel_latents(self.anchor))
+        return replace(
+            self,
+            init_params=init_params,
+            unravel_params=unravel_params,
+            anchor=anchor,
+            unravel_latents=unravel_latents,
+        )
 
     # -- params ------------------------------------------------------------------------
 

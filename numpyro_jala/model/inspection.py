@@ -15,7 +15,7 @@ from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 from numpyro.distributions import constraints
 
-from numpyro_jala._typing import Array, Tree
+from numpyro_jala._typing import Array
 from numpyro_jala.backend import blocks, compilation, precision
 from numpyro_jala.model.arguments import Call, split_call
 from numpyro_jala.model.components import Components, find_components
@@ -37,6 +37,7 @@ from numpyro_jala.model.sites import (
     run_once,
 )
 from numpyro_jala.model.supports import (
+    flatten,
     free_coordinates,
     from_support,
     log_det_shares,
@@ -102,8 +103,8 @@ def _flat_layout(
     moved = continuous_sites(trace)
     discrete = tuple(name for name in latent_sites(trace) if name not in moved)
     has_scan = any(map(in_control_flow, trace.values()))
-    init_params, unravel_params = _flatten(from_support(free, supports))
-    anchor, unravel_latents = _flatten(
+    init_params, unravel_params = flatten(from_support(free, supports))
+    anchor, unravel_latents = flatten(
         {name: coordinates(site, ()) for name, site in moved.items()}
     )
     return Layout(
@@ -135,7 +136,7 @@ def _in_scales(layout: Layout, trace: Trace, model: Callable[[], Any]) -> Layout
     """Put latents whose prior has a latent scale in units of it."""
     moved = continuous_sites(trace)
     scaled = find_scaled(model, trace, moved)
-    anchor, unravel_latents = _flatten(
+    anchor, unravel_latents = flatten(
         {name: coordinates(site, scaled) for name, site in moved.items()}
     )
     return replace(layout, scaled=scaled, anchor=anchor, unravel_latents=unravel_latents)
@@ -158,15 +159,6 @@ def components_of(layout: Layout, arrays: list[Array]) -> Components | None:
     anchor = layout.anchor if layout.moving is None else layout.anchor[layout.moving]
     at = layout.terms(arrays), layout.init_params, anchor
     return find_components(*at, jax.random.key(0))
-
-
-def _flatten(tree: Tree) -> tuple[Array, Callable[[Array], Tree]]:
-    """Flatten to the precision in use, whatever that of the leaves.
-
-    A loop carries one type, and would be compiled twice for numbers that Python gave.
-    """
-    flat, unravel = ravel_pytree(jax.tree.map(lambda leaf: jnp.asarray(leaf, float), tree))
-    return jnp.asarray(flat, float), unravel
 
 
 def _looks_at_values(

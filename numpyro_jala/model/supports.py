@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from numpyro.distributions import biject_to, constraints
 
 from numpyro_jala._typing import Array, Tree
@@ -103,3 +105,12 @@ def entry_range(support: Any) -> tuple[float, float]:
         if isinstance(support, type(known)):
             return low, high
     return -np.inf, np.inf
+
+
+def flatten(tree: Tree) -> tuple[Array, Callable[[Array], Tree]]:
+    """Flatten to the precision in use, whatever that of the leaves.
+
+    A loop carries one type, and would be compiled twice for numbers that Python gave.
+    """
+    flat, unravel = ravel_pytree(jax.tree.map(lambda leaf: jnp.asarray(leaf, float), tree))
+    return jnp.asarray(flat, float), unravel

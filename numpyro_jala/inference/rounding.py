@@ -1,0 +1,134 @@
+r"""What rounding does to the log-evidence, by potentials in double precision.
+
+The potential of many rows is large, and in single precision it is off by about a unit of
+its last digit. That of a constant in every row is alike for all particles, so that no
+average takes it out, and alike for all components, so that their sum has it as often. But
+where :math:`U` was rounded, :math:`V` was not, and :math:`p` is the posterior of :math:`U`,
+
+.. math::
+
+    \log \int e^{-V} - \log \int e^{-U} = \log E_p[e^{U - V}],
+
+and :math:`U - V` hardly varies, so that few particles tell.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from numpyro_jala._typing import Array
+from numpyro_jala.backend.precision import exactly
+from numpyro_jala.backend.sharding import fetch, on_mesh, share
+from numpyro_jala.inference import estimation
+from numpyro_jala.inference.draws import draws_at_once
+from numpyro_jala.inference.evidence import Bridge
+from numpyro_jala.inference.programs import Data, Fixed
+from numpyro_jala.inference.record import Ending, Run
+
+#: Share of the standard error that rounding may have unseen.
+_UNSEEN = 0.2
+#: Particles times numbers of the data that are evaluated in double precision, about.
+_ENOUGH = 2**25
+
+
+class Correction(NamedTuple):
+    """What rounding took from the log-evidence of each component, and the error of that."""
+
+    log_evidence: np.ndarray  # (components,)
+    variance: np.ndarray  # (components,)
+
+
+def correct(run: Run, end: Ending) -> Ending:
+    """Put right what rounding does to the log-evidence, or at least to its error."""
+    potential = np.asarray(fetch(end.state.cloud.potential))
+    size = np.abs(np.where(np.isfinite(potential), potential, 0.0)).mean((0, 2))
+    most = np.finfo(potential.dtype).eps * size
+    found = end.bridge
+    # At worst it is alike in all components.
+    matters = most.sum() > _UNSEEN * np.asarray(found.standard_error)
+    by_component = _in_double(run, end) if matters else None
+    if by_component is None:
+        error = np.hypot(found.standard_error, most.sum())
+        return end._replace(bridge=found._replace(standard_error=error))
+    gain = by_component.log_evidence
+    each = None if end.by_component is None else end.by_component + gain
+    return end._replace(bridge=_moved(found, by_component), by_component=each)
+
+
+def _moved(found: Bridge, by: Correction) -> Bridge:
+    gain = by.log_evidence.sum()
+    return found._replace(
+        log_evidence=found.log_evidence + gain,
+        standard_error=np.sqrt(found.standard_error**2 + by.variance.sum()),
+        islands=found.islands + gain,
+    )
+
+
+def _in_double(run: Run, end: Ending) -> Correction | None:
+    """Compare potentials with those in double precision, where the model has these."""
+    cloud = end.state.cloud
+    num_islands, num_particles, dim = cloud.position.shape
+    width = dim + sum(np.size(array) for array in run.placed.arrays)
+    # In blocks of as many as the evidence was found with: sums are then rounded alike.
+    block = draws_at_once(run.fixed, num_particles)
+    num_blocks = min(
+        max(_ENOUGH // (num_islands * width * block), 1), num_particles // block
+    )
+    every = num_particles // (num_blocks * block)
+    some = slice(None, num_blocks * block * every, every)
+    position, log_weight = cloud.position[:, some], fetch(cloud.log_weight[:, :, some])
+    at = run.fixed, run.placed, end.params
+    rounded = fetch(_potentials(*at, jnp.split(position, num_blocks, 1)))
+    run.num_evaluations += 2 * position.shape[0] * position.shape[1]
+    try:
+        exact = _potentials_in_double(*at, position)
+    except Exception:  # of a model that does not go with double precision
+        return None
+    return _compare(np.asarray(log_weight, float), rounded - exact)
+
+
+def _compare(log_weight: np.ndarray, change: np.ndarray) -> Correction | None:
+    """Average over particles, (num_islands, components, num_particles)."""
+    alive = np.isfinite(log_weight) & np.isfinite(change)
+    if not alive.any(2).all():
+        return None
+    weight = np.where(alive, np.exp(log_weight - log_weight.max(2, keepdims=True)), 0.0)
+    middle = np.nanmedian(np.where(alive, change, np.nan), (0, 2))
+    ratio = np.exp(np.where(alive, change - middle[:, None], 0.0))
+    means = np.sum(weight * ratio, 2) / np.sum(weight, 2)
+    mean = means.mean(0)
+    variance = means.var(0, ddof=1) / len(means) / mean**2
+    return Correction(middle + np.log(mean) + variance / 2, variance)
+
+
+@partial(jax.jit, static_argnums=0)
+@on_mesh
+@exactly
+def _potentials(fixed: Fixed, data: Data, params: Array, blocks: list[Array]) -> Array:
+    """Return the potentials (num_islands, components, num_particles) of particles."""
+    evaluate = partial(estimation.evaluate_draws, fixed, data, params)
+    return share(jnp.concatenate(lax.map(evaluate, jnp.stack(blocks)), 2))
+
+
+def _potentials_in_double(
+    fixed: Fixed, data: Data, params: Array, position: Array
+) -> np.ndarray:
+    """Return the same in double precision, one island at a time to save memory."""
+    at = fetch((data, params, position))
+    with jax.enable_x64(True):
+        data, params, position = jax.tree.map(_widen, at)
+        settings = fixed.settings._replace(mesh=None, num_islands=1)
+        wide = Fixed(fixed.layout.in_double, settings)
+        islands = [_potentials(wide, data, params, [x[None]]) for x in position]
+        return np.concatenate(islands)
+
+
+def _widen(array: Array) -> Array | np.ndarray:
+    is_real = jnp.issubdtype(array.dtype, jnp.floating)
+    return np.asarray(array, np.float64) if is_real else array

@@ -1,0 +1,68 @@
+"""Rounding of large potentials: taken out of the evidence, or else part of its error."""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import pytest
+from jax import random
+
+from numpyro_jala import JALAEM
+from numpyro_jala.inference import rounding
+from tests.tools import SCHOOLS, normal_means, normal_means_log_likelihood
+
+THIRD = -1e6 / 3
+
+
+def test_the_change_is_that_of_the_integral():
+    """Against a sum over points of unequal weights, where the change is not small."""
+    rng = np.random.default_rng(1)
+    log_weight, change = rng.normal(size=(2, 16, 3, 4_000))
+    change = 0.3 * change + 0.4 * log_weight + np.array([[2.0], [-50.0], [300.0]])
+    found = rounding._compare(log_weight, change)
+    # Both are Normal: weights move the mean by the covariance.
+    exact = np.array([2.0, -50.0, 300.0]) + 0.4 + 0.5 * (0.3**2 + 0.4**2)
+    z = (found.log_evidence - exact) / np.sqrt(found.variance)
+    assert (np.abs(z) < 4).all()
+    assert (np.sqrt(found.variance) < 0.01).all()
+
+
+def test_dead_particles_tell_nothing_of_rounding():
+    log_weight, change = np.zeros((4, 1, 6)), np.full((4, 1, 6), 0.125)
+    change[:, :, 0], log_weight[:, :, 1] = np.inf, -np.inf
+    change[:, :, 1] = 7.0
+    assert rounding._compare(log_weight, change).log_evidence == 0.125
+    log_weight[2] = -np.inf
+    assert rounding._compare(log_weight, change) is None
+
+
+def model(y):
+    """Six means, each with a third of a million that single precision does not have."""
+    normal_means(y)
+    numpyro.factor("constant", THIRD * jnp.ones(len(y)))
+
+
+def scaled_error(jala):
+    best = normal_means_log_likelihood(jala.params, SCHOOLS) + THIRD * len(SCHOOLS)
+    return (jala.log_evidence - best) / jala.log_evidence_se
+
+
+@pytest.mark.parametrize("components", ["auto", "joint"])
+def test_large_potentials_are_as_exact_as_small(components):
+    jala = JALAEM(model, num_particles=256, components=components)
+    jala.run(random.key(0), 60, SCHOOLS, progress_bar=False)
+    assert abs(scaled_error(jala)) < 4
+    # Rounding moves the sum by 0.06.
+    assert jala.log_evidence_se < 0.02
+
+
+def test_what_cannot_be_put_right_is_in_the_error(monkeypatch):
+    """Of a model that does not go with double precision."""
+
+    def refuse(*_):
+        raise TypeError
+
+    monkeypatch.setattr(rounding, "_potentials_in_double", refuse)
+    jala = JALAEM(model, num_particles=256)
+    jala.run(random.key(0), 60, SCHOOLS, progress_bar=False)
+    assert abs(scaled_error(jala)) < 4
+    assert jala.log_evidence_se > abs(THIRD) * np.finfo(np.float32).eps
