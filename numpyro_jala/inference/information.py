@@ -218,6 +218,8 @@ class Information(NamedTuple):
         The score of each component by each island, of the potential.
     motion
         How the components' centres follow the parameters.
+    islands
+        What each island alone says of the observed information.
     """
 
     score: np.ndarray  # (num_params,)
@@ -226,6 +228,7 @@ class Information(NamedTuple):
     observed_se: np.ndarray  # (num_params, num_params)
     by_component: Array | np.ndarray | None = None  # (num_islands, components, num_params)
     motion: Array | None = None  # (num_params, dim)
+    islands: np.ndarray | None = None  # (num_islands, num_params, num_params)
 
 
 class _Products(NamedTuple):
@@ -286,7 +289,8 @@ def combine(all_moments: list[Moments]) -> Information:
     if num_islands == 1:
         return Information(mean, nan, observed[0], nan, score)
     error = observed.std(0, ddof=1) / np.sqrt(num_islands)
-    return Information(mean, noise, observed.mean(0), error, score)
+    mean_of_all = observed.mean(0)
+    return Information(mean, noise, mean_of_all, error, score, islands=observed)
 
 
 def influence(scores: Array | np.ndarray, covariance: np.ndarray) -> np.ndarray:
@@ -366,12 +370,15 @@ class Uncertainty(NamedTuple):
         the edge of its support, and some where the likelihood is not concave.
     shortfall
         Nats between the log-likelihood at the estimate and at the maximum.
+    error
+        Monte Carlo error of each standard error, as a share of it; None if not known.
     """
 
     covariance: np.ndarray  # (num_params, num_params)
     determined: np.ndarray  # (num_params,)
     newton_decrement: np.ndarray  # (num_params,)
     shortfall: float
+    error: np.ndarray | None = None  # (num_params,)
 
 
 def invert(information: Information, is_free: np.ndarray) -> Uncertainty:
@@ -397,7 +404,20 @@ def invert(information: Information, is_free: np.ndarray) -> Uncertainty:
         covariance[np.ix_(known, known)] = inverse
         score = information.score[known]
         shortfall += float(0.5 * score @ inverse @ score)
-    return Uncertainty(covariance, known, newton_decrement, shortfall)
+    error = _error_of_errors(information, covariance)
+    return Uncertainty(covariance, known, newton_decrement, shortfall, error)
+
+
+def _error_of_errors(information: Information, covariance: np.ndarray) -> np.ndarray | None:
+    """Return the relative Monte Carlo error of standard errors, to first order."""
+    islands = information.islands
+    if islands is None or len(islands) < 2:
+        return None
+    known = np.nan_to_num(covariance)
+    apart = islands - information.observed
+    change = np.einsum("pi,jiq,qp->jp", known, apart, known)
+    variance = np.diag(covariance)
+    return change.std(0, ddof=1) / np.sqrt(len(islands)) / (2 * variance)
 
 
 def newton_step(information: Information, uncertainty: Uncertainty) -> np.ndarray:

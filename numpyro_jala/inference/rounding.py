@@ -58,7 +58,11 @@ def correct(run: Run, end: Ending) -> Ending:
         return end._replace(bridge=found._replace(standard_error=error))
     gain = by_component.log_evidence
     each = None if end.by_component is None else end.by_component + gain
-    return end._replace(bridge=_moved(found, by_component), by_component=each)
+    end = end._replace(bridge=_moved(found, by_component), by_component=each)
+    if end.compared is None:
+        return end
+    pair = [_moved(one, by_component) for one in end.compared[:2]]
+    return end._replace(compared=end.compared._replace(bridge=pair[0], drawn=pair[1]))
 
 
 def _moved(found: Bridge, by: Correction) -> Bridge:

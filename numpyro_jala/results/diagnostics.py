@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import MaskedDistribution
 from scipy.special import gammainccinv
@@ -31,6 +33,8 @@ _LARGE_ERROR = 0.5
 _SHORT = 0.1
 #: Share of the first deviations that is worth a warning where rest ends before they are gone.
 _UNSETTLED = 0.2
+#: Monte Carlo error of a standard error, as a share of it, that is worth a warning.
+_ROUGH = 0.1
 #: Probability that islands which agree are said to disagree.
 _CHANCE = 1e-3
 #: Most params that a warning names.
@@ -124,7 +128,7 @@ def warning_messages(run: Run) -> list[str]:
     said += _particle_warnings(run, found)
     said += _evidence_warnings(run, found)
     said += _weight_warnings(run, found)
-    said += _open_params(run)
+    said += _open_params(run) + _rough_errors(run)
     return said + _convergence_warnings(run, found)
 
 
@@ -334,9 +338,33 @@ def _open_params(run: Run) -> list[str]:
     ]
     if not open_:
         return []
-    more = f" and {len(open_) - _MOST_NAMED} more" if len(open_) > _MOST_NAMED else ""
     return [
-        f"The data hardly determine {', '.join(open_[:_MOST_NAMED])}{more}, or too few "
+        f"The data hardly determine {_listed(open_)}, or too few "
         "particles hide it. It may be at the edge of its support. It has no standard "
         "error, and those of the others are as if it were known."
     ]
+
+
+def _rough_errors(run: Run) -> list[str]:
+    """Return a sentence about standard errors that are themselves noise."""
+    known, layout = run.result.uncertainty, run.fixed.layout
+    if known is None or known.error is None or not (known.error > _ROUGH).any():
+        return []
+    shares = layout.unravel_params(jnp.asarray(known.error, layout.init_params.dtype))
+    rough = [
+        f"{label} (\N{PLUS-MINUS SIGN} {float(share[index]):.0%})"
+        for name, tree in shares.items()
+        for share in jax.tree.leaves(tree)
+        for label, index in label_entries(name, share)
+        if share[index] > _ROUGH
+    ]
+    return [
+        f"The standard error of {_listed(rough)} is known roughly, since the particles are "
+        "too few. Do not trust intervals that rest on it; take more particles, or profile()."
+    ]
+
+
+def _listed(names: list[str]) -> str:
+    """Name the first few."""
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more

@@ -181,6 +181,15 @@ def test_a_constant_entry_has_as_many_effective_draws_as_the_weights_allow():
         np.testing.assert_allclose(found, 1 / np.sum(weight**2), rtol=1e-6)
 
 
+def test_rough_standard_errors_are_named(means):
+    known = means._run.result.uncertainty
+    assert known.error.shape == (2,) and (known.error < 0.05).all()
+    rough = known._replace(error=np.array([0.04, 0.31]))
+    means._run.finished = means._run.result._replace(uncertainty=rough)
+    said = [text for text in diagnostics.warning_messages(means._run) if "roughly" in text]
+    assert len(said) == 1 and "standard error of tau (\N{PLUS-MINUS SIGN} 31%)" in said[0]
+
+
 def test_intervals_of_a_cholesky_factor_stay_within_one():
     def model(y):
         root = numpyro.param("root", jnp.eye(2), constraint=constraints.corr_cholesky)
