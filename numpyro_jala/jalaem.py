@@ -489,6 +489,7 @@ class JALAEM(Fitter):
             annealing_effort=self.annealing_effort,
             num_draws=_NUM_DRAWS if is_small else _NUM_DRAWS_LARGE,
             mesh=self.mesh,
+            takes_turns=not layout.partition.is_joint and self.step_size is None,
         )
 
     def _most_dense(self, layout: Layout) -> int | None:

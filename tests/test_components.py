@@ -145,6 +145,48 @@ def test_other_groups_of_as_many_rows_have_components_of_their_own(auto, compila
     assert not compilations
 
 
+def frontier(x, y):
+    """Output below what would be possible, by an inefficiency that is never negative."""
+    slope = numpyro.param("slope", jnp.zeros(2))
+    loss = numpyro.param("loss", 1.0, constraint=constraints.positive)
+    noise = numpyro.param("noise", 1.0, constraint=constraints.positive)
+    with numpyro.plate("firm", len(y)):
+        u = numpyro.sample("u", dist.HalfNormal(loss))
+        numpyro.sample("y", dist.Normal(x @ slope - u, noise), obs=y)
+
+
+def frontier_log_likelihood(x, y, slope, loss, noise):
+    """Of a Normal less a half Normal (Aigner, Lovell and Schmidt 1977)."""
+    error, scale = y - x @ slope, np.hypot(loss, noise)
+    skewed = norm.logcdf(-error * loss / noise / scale)
+    return np.sum(np.log(2) + norm.logpdf(error, scale=scale) + skewed)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_eight_particles_of_an_island_lead_to_the_maximum(seed):
+    """A score that is biased by a tenth leads to no loss at all, nats below the maximum."""
+    rng = np.random.default_rng(seed)
+    x = np.stack([np.ones(200), rng.normal(size=200)], 1)
+    lost = np.abs(rng.normal(size=200))
+    y = x @ [1.0, 0.5] - lost + 0.5 * rng.normal(size=200)
+    x, y = np.float32(x), np.float32(y)
+    jala = JALAEM(frontier)
+    jala.run(random.key(seed), 60, x, y, progress_bar=False)
+    assert jala.num_particles == 64 and jala.components["num_components"] == 200
+    x, y = x.astype(float), y.astype(float)
+
+    def short(z):
+        return -frontier_log_likelihood(x, y, z[:2], *np.exp(z[2:]))
+
+    options = {"xatol": 1e-6, "fatol": 1e-9, "maxiter": 4000, "maxfev": 8000}
+    start = [1.0, 0.5, 0.0, np.log(0.5)]
+    best = -minimize(short, start, method="Nelder-Mead", options=options).fun
+    params = {name: np.asarray(value, float) for name, value in jala.params.items()}
+    here = frontier_log_likelihood(x, y, **params)
+    assert best - here < 0.01
+    assert abs(jala.log_evidence - here) < 4 * jala.log_evidence_se < 0.2
+
+
 @pytest.mark.slow
 def test_groups_of_one_to_a_thousand_rows_are_integrated_alike():
     jala = JALAEM(intercepts, num_particles=64)

@@ -41,6 +41,7 @@ class Settings(NamedTuple):
     annealing_effort: float
     num_draws: int  # of an island, for importance sampling
     mesh: Mesh | None  # whose devices share the islands
+    takes_turns: bool = False  # particles and params move in turn, also in EM steps
 
     @property
     def adapts(self) -> bool:
