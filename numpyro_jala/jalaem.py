@@ -304,7 +304,8 @@ class JALAEM(Fitter):
         num_steps
             EM steps, or None: as many as it takes for the estimated shortfall, the nats
             between the log-likelihood and its maximum, and the noise of the params to be
-            below ``tol``, and at most 2,000. With zero the params stay where they start.
+            below ``tol``, and at most 2,000. With zero the params stay where they start. Of
+            several components every other one moves the particles only.
         args, kwargs
             Of the model.
         tol
