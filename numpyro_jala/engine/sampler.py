@@ -16,7 +16,7 @@ from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.backend.memory import change_if
 from numpyro_jala.backend.precision import exactly
 from numpyro_jala.backend.sharding import share, spread
-from numpyro_jala.engine import em, evaluation, mixture, smc
+from numpyro_jala.engine import em, evaluation, mixture, smc, turns
 from numpyro_jala.engine.adaptation import (
     MOVE_VARIANCE,
     adapt_step_size,
@@ -24,7 +24,6 @@ from numpyro_jala.engine.adaptation import (
     momentum_memory,
     refusal_variance,
     rounding_variance,
-    tested_multiplier,
     weight_variance,
 )
 from numpyro_jala.engine.evaluation import Target
@@ -36,8 +35,6 @@ from numpyro_jala.engine.planner import plan
 from numpyro_jala.engine.resampling import SCHEMES
 from numpyro_jala.engine.smc import Cloud
 from numpyro_jala.engine.state import (
-    ANNEAL,
-    ANNEAL_FIXED,
     EM_STEP,
     REST,
     Info,
@@ -153,16 +150,6 @@ def _loo_step_size(settings: Settings, state: State) -> Array:
     return jnp.exp(jnp.where(loo_sum(alive) > 0, loo_island_mean(own, alive), own))
 
 
-def _step_multiplier(
-    settings: Settings, step_size: Array, ascending: Array, fixed_target: Array
-) -> Array:
-    """Return by how much each island's next step is longer than the leave-one-out step size."""
-    given = settings.step_size is not None
-    tested = jnp.ones_like(step_size) if given else tested_multiplier(step_size)
-    untested = jnp.where(ascending & (not settings.takes_turns), 1.0, 0.0)
-    return jnp.where(fixed_target, tested, untested)
-
-
 def _kernel(
     problem: Problem,
     settings: Settings,
@@ -206,35 +193,9 @@ def _jumps(
     learns = settings.adapts and settings.num_islands > 1
     if not (learns and enough and mixture.serves(problem.partition)):
         return None
-    turn = state.num_moves // _period(settings, stage) % 2 == 1
+    turn = state.num_moves // turns.period(settings, stage) % 2 == 1
     needed = fixed_target & (stage == REST) & turn
     return smc.draw_jumps(rng_key, state.cloud, needed)
-
-
-def _period(settings: Settings, stage: Array) -> Array:
-    """Return after how many steps the target moves again."""
-    anneals = (stage == ANNEAL) | (stage == ANNEAL_FIXED)
-    together = (stage == EM_STEP) & (not settings.takes_turns)
-    at_posterior = jnp.where(together, 1, 2)
-    return jnp.where(anneals, 1 + settings.moves_per_temperature, at_posterior)
-
-
-def _moves_target(settings: Settings, num_moves: Array, stage: Array) -> Array:
-    """Tell whether the step after so many goes to the planned target."""
-    return num_moves % _period(settings, stage) == 0
-
-
-def _will_move(
-    settings: Settings, state: State, target: Target, stage: Array, wait: Array
-) -> Array:
-    """Tell whether a plan made after the step to a target would be carried out."""
-    anneals = ((stage == ANNEAL) | (stage == ANNEAL_FIXED)) & jnp.any(
-        target.temperature < 1
-    )
-    stands = ~_moves_target(settings, state.num_moves + 1, stage)
-    ascends_in_turn = (stage == EM_STEP) & settings.takes_turns
-    waits = (anneals | ascends_in_turn) & stands
-    return ~waits & ~((stage == REST) & (wait <= 1))
 
 
 def _with_scores(
@@ -252,29 +213,6 @@ def _with_scores(
     alive = jnp.isfinite(cloud.log_weight)[..., None]
     scores = lax.cond(needed, fresh, lambda: cloud.scores)
     return cloud._replace(scores=jnp.where(alive, scores, 0.0))
-
-
-def _next_target(
-    settings: Settings, state: State, stage: Array, goal: Array, wait: Array
-) -> tuple[Target, Array]:
-    """Return the next target, and whether it is the one where the particles stand.
-
-    The particles and their target take turns: a target that moves while they stand still
-    costs the weights least, and a target that stands still allows a Metropolis test. Only
-    the ascent of one component moves both at once. There the error of the particles' steps
-    is left to the weights, whose means over few particles are biased, each component's
-    alike: with eight in an island and 200 components the score would be off by 15 of its
-    standard errors.
-    """
-    resting = stage == REST
-    arrived = resting & (wait <= 0)
-    fixed_target = arrived | ~_moves_target(settings, state.num_moves, stage)
-    here, turns = state.target.params, (wait + 1) // 2
-    approach = here + (goal - here) / jnp.maximum(turns, 1)
-    params = jnp.where(resting, approach, state.plan.target.params)
-    next_ = Target(params, state.plan.target.temperature)
-    target = jax.tree.map(lambda a, b: jnp.where(fixed_target, a, b), state.target, next_)
-    return target, fixed_target
 
 
 @exactly
@@ -296,9 +234,9 @@ def step(
         At rest the parameters reach ``goal`` after ``wait`` steps.
     """
     rng_key, move_key, resample_key, jump_key = random.split(state.rng_key, 4)
-    target, fixed_target = _next_target(settings, state, stage, goal, wait)
+    target, fixed_target = turns.next_target(settings, state, stage, goal, wait)
     problem = problem.near(target.params)
-    needed = _will_move(settings, state, target, stage, wait)
+    needed = turns.will_move(settings, state, target, stage, wait)
     jumps = _jumps(jump_key, problem, settings, state, stage, fixed_target)
     way = _Way(target, fixed_target, stage == EM_STEP, needed)
     cloud, log_step_size, score_fn, info = _move(
@@ -347,7 +285,7 @@ def _move(
     """Move the particles and learn from it; also return the step sizes they had."""
     target, fixed_target, ascending, needs_scores = way
     loo_step_size = _loo_step_size(settings, state)
-    multiplier = _step_multiplier(settings, loo_step_size, ascending, fixed_target)
+    multiplier = turns.step_multiplier(settings, loo_step_size, ascending, fixed_target)
     kernel, change = _kernel(
         problem, settings, state, target, multiplier * loo_step_size, ascending
     )
