@@ -15,7 +15,7 @@ and :math:`U - V` hardly varies, so that few particles tell.
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ import numpy as np
 from jax import lax
 
 from numpyro_jala._typing import Array
+from numpyro_jala.backend.blocks import inner_programs
 from numpyro_jala.backend.precision import exactly
 from numpyro_jala.backend.sharding import fetch, on_mesh, share
 from numpyro_jala.inference import estimation
@@ -33,6 +34,8 @@ from numpyro_jala.inference.record import Ending, Run
 
 #: Share of the standard error that rounding may have unseen.
 _UNSEEN = 0.2
+#: Units of the last digit that no rounding makes up.
+_TOO_MUCH = 16.0
 #: Particles times numbers of the data that are evaluated in double precision, about.
 _ENOUGH = 2**25
 
@@ -46,14 +49,12 @@ class Correction(NamedTuple):
 
 def correct(run: Run, end: Ending) -> Ending:
     """Put right what rounding does to the log-evidence, or at least to its error."""
-    potential = np.asarray(fetch(end.state.cloud.potential))
-    size = np.abs(np.where(np.isfinite(potential), potential, 0.0)).mean((0, 2))
-    most = np.finfo(potential.dtype).eps * size
-    found = end.bridge
+    size = np.asarray(fetch(_mean_size(end.state.cloud.potential)))
+    most, found = np.finfo(size.dtype).eps * size.astype(float), end.bridge
     # At worst it is alike in all components.
     matters = most.sum() > _UNSEEN * np.asarray(found.standard_error)
     by_component = _in_double(run, end) if matters else None
-    if by_component is None:
+    if by_component is None or _is_another_model(by_component, most):
         error = np.hypot(found.standard_error, most.sum())
         return end._replace(bridge=found._replace(standard_error=error))
     gain = by_component.log_evidence
@@ -63,6 +64,20 @@ def correct(run: Run, end: Ending) -> Ending:
         return end
     pair = [_moved(one, by_component) for one in end.compared[:2]]
     return end._replace(compared=end.compared._replace(bridge=pair[0], drawn=pair[1]))
+
+
+def _draws_numbers(program: Any) -> bool:
+    """Tell whether a program draws random numbers: in double precision they are others."""
+    return any(
+        equation.primitive.name.startswith("random_")
+        or any(map(_draws_numbers, inner_programs(equation)))
+        for equation in program.eqns
+    )
+
+
+def _is_another_model(by: Correction, most: np.ndarray) -> bool:
+    """Tell whether double precision changes more than rounding can."""
+    return not bool(np.all(np.abs(by.log_evidence) <= _TOO_MUCH * (most + most.mean())))
 
 
 def _moved(found: Bridge, by: Correction) -> Bridge:
@@ -79,22 +94,23 @@ def _in_double(run: Run, end: Ending) -> Correction | None:
     cloud = end.state.cloud
     num_islands, num_particles, dim = cloud.position.shape
     width = dim + sum(np.size(array) for array in run.placed.arrays)
+    wanted = min(max(_ENOUGH // (num_islands * width), 1), num_particles)
     # In blocks of as many as the evidence was found with: sums are then rounded alike.
     block = draws_at_once(run.fixed, num_particles)
-    num_blocks = min(
-        max(_ENOUGH // (num_islands * width * block), 1), num_particles // block
-    )
-    every = num_particles // (num_blocks * block)
-    some = slice(None, num_blocks * block * every, every)
-    position, log_weight = cloud.position[:, some], fetch(cloud.log_weight[:, :, some])
-    at = run.fixed, run.placed, end.params
-    rounded = fetch(_potentials(*at, jnp.split(position, num_blocks, 1)))
-    run.num_evaluations += 2 * position.shape[0] * position.shape[1]
+    num_blocks = max(wanted // block, 1)
+    few, all_ = min(wanted, num_blocks * block), num_blocks * block
+    position, at = cloud.position[:, :all_], (run.fixed, run.placed, end.params)
+    blocks = jnp.split(position, num_blocks, 1)
+    if _draws_numbers(_potentials.trace(*at, blocks).jaxpr.jaxpr):
+        return None
+    rounded = fetch(_potentials(*at, blocks)[..., :few])
+    run.num_evaluations += num_islands * (all_ + few)
     try:
-        exact = _potentials_in_double(*at, position)
+        exact = _potentials_in_double(*at, position[:, :few])
     except Exception:  # of a model that does not go with double precision
         return None
-    return _compare(np.asarray(log_weight, float), rounded - exact)
+    log_weight = np.asarray(fetch(cloud.log_weight[..., :few]), float)
+    return _compare(log_weight, np.asarray(rounded) - exact)
 
 
 def _compare(log_weight: np.ndarray, change: np.ndarray) -> Correction | None:
@@ -103,12 +119,18 @@ def _compare(log_weight: np.ndarray, change: np.ndarray) -> Correction | None:
     if not alive.any(2).all():
         return None
     weight = np.where(alive, np.exp(log_weight - log_weight.max(2, keepdims=True)), 0.0)
-    middle = np.nanmedian(np.where(alive, change, np.nan), (0, 2))
+    middle = np.sum(change, (0, 2), where=alive) / alive.sum((0, 2))
     ratio = np.exp(np.where(alive, change - middle[:, None], 0.0))
     means = np.sum(weight * ratio, 2) / np.sum(weight, 2)
     mean = means.mean(0)
     variance = means.var(0, ddof=1) / len(means) / mean**2
     return Correction(middle + np.log(mean) + variance / 2, variance)
+
+
+@jax.jit
+def _mean_size(potential: Array) -> Array:
+    """Return how large the potential of each component is."""
+    return jnp.abs(jnp.where(jnp.isfinite(potential), potential, 0.0)).mean((0, 2))
 
 
 @partial(jax.jit, static_argnums=0)

@@ -55,6 +55,19 @@ def test_large_potentials_are_as_exact_as_small(components):
     assert jala.log_evidence_se < 0.02
 
 
+def test_what_double_precision_makes_another_model_is_left_alone():
+    """Random numbers of a fixed key are others there."""
+
+    def noisy(y):
+        model(2 * y + random.normal(random.key(5), (6,)))
+
+    jala = JALAEM(noisy, num_particles=256)
+    jala.run(random.key(0), 60, SCHOOLS, progress_bar=False)
+    y = 2 * SCHOOLS + np.asarray(random.normal(random.key(5), (6,)))
+    best = normal_means_log_likelihood(jala.params, y) + THIRD * len(y)
+    assert abs(jala.log_evidence - best) < 4 * jala.log_evidence_se
+
+
 def test_what_cannot_be_put_right_is_in_the_error(monkeypatch):
     """Of a model that does not go with double precision."""
 
