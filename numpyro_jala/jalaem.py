@@ -304,8 +304,7 @@ class JALAEM(Fitter):
         num_steps
             EM steps, or None: as many as it takes for the estimated shortfall, the nats
             between the log-likelihood and its maximum, and the noise of the params to be
-            below ``tol``, and at most 2,000. With zero the params stay where they start. Of
-            several components every other one moves the particles only.
+            below ``tol``, and at most 2,000. With zero the params stay where they start.
         args, kwargs
             Of the model.
         tol
@@ -475,22 +474,26 @@ class JALAEM(Fitter):
 
     def _settings(self, layout: Layout) -> Settings:
         total = self._given_particles or self._default_particles(layout)
+        per_island = total // self.num_islands
+        # The bias of each component's mean is one in so many, and all add up.
+        are_few = per_island < layout.partition.num_components
         few_params = layout.init_params.size <= em.FEW_PARAMS
+        is_newton = self.optim is None and few_params
         is_small = layout.partition.has_small_components
         return Settings(
             num_islands=self.num_islands,
-            num_particles=total // self.num_islands,
+            num_particles=per_island,
             step_size=self.step_size,
             most_dense=self._most_dense(layout),
             resampling=self.resampling,
             ess_threshold=self.ess_threshold,
             optimiser=self._optimiser,
-            newton=self.optim is None and few_params,
+            newton=is_newton,
             trusted=self.optim is None and not few_params,
             annealing_effort=self.annealing_effort,
             num_draws=_NUM_DRAWS if is_small else _NUM_DRAWS_LARGE,
             mesh=self.mesh,
-            takes_turns=not layout.partition.is_joint and self.step_size is None,
+            takes_turns=is_newton and not self.step_size and are_few,
         )
 
     def _most_dense(self, layout: Layout) -> int | None:

@@ -242,8 +242,9 @@ def step(
     cloud, log_step_size, score_fn, info = _move(
         move_key, problem, settings, state, way, jumps
     )
-    num_steps = state.num_steps + way.ascending
+    num_steps = state.num_steps + (way.ascending & ~fixed_target)
     mean = em.average(state.mean_params, target.params, num_steps)
+    mean = jnp.where(fixed_target, state.mean_params, mean)
     moved = State(
         rng_key=rng_key,
         num_moves=state.num_moves + 1,

@@ -185,6 +185,14 @@ def traced(params: Array) -> Array:
     return params if params.size <= _MOST_TRACED else params[:0]
 
 
+def together(first: Info, second: Info) -> Info:
+    """Return the info of a step that has two moves."""
+    return second._replace(
+        resampled=jnp.maximum(first.resampled, second.resampled),
+        died=first.died + second.died,
+    )
+
+
 def no_info(state: State) -> Info:
     """Return an info of zeros, with the shapes that a step's info has."""
     params = jnp.zeros_like(traced(state.target.params))

@@ -1,11 +1,11 @@
 """Whose turn it is to move: the target's, the particles', or that of both.
 
 The particles and their target take turns. A target that moves while they stand still costs
-the weights least, and a target that stands still allows a Metropolis test. Only the ascent
-of one component moves both at once, which is the algorithm of the paper. There the error of
+the weights least, and a target that stands still allows a Metropolis test. The ascent of
+few components moves both at once, which is the algorithm of the paper. There the error of
 the particles' steps is left to the weights, whose means over few particles are biased, in
 each component alike: with eight in an island and 200 components a score was off by ten of
-its standard errors.
+its standard errors. An island that has fewer particles than components takes turns there too.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ def period(settings: Settings, stage: Array) -> Array:
     together = (stage == EM_STEP) & (not settings.takes_turns)
     at_posterior = jnp.where(together, 1, 2)
     return jnp.where(anneals, 1 + settings.moves_per_temperature, at_posterior)
+
+
+def num_moves(settings: Settings, stage: Array | int) -> Array:
+    """Return how many moves make one step: an EM step has one of the parameters."""
+    return jnp.where((stage == EM_STEP) & settings.takes_turns, 2, 1)
 
 
 def _moves_target(settings: Settings, num_moves: Array, stage: Array) -> Array:

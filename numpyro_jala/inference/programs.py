@@ -17,7 +17,7 @@ from numpyro_jala._typing import Array, Potential, PRNGKey
 from numpyro_jala.backend import blocks, compilation
 from numpyro_jala.backend.precision import exactly
 from numpyro_jala.backend.sharding import on_mesh
-from numpyro_jala.engine import em, laplace, sampler, smc
+from numpyro_jala.engine import em, laplace, sampler, smc, turns
 from numpyro_jala.engine.evaluation import Target
 from numpyro_jala.engine.langevin import draw_noise
 from numpyro_jala.engine.laplace import Whitening
@@ -30,6 +30,7 @@ from numpyro_jala.engine.state import (
     Settings,
     State,
     no_info,
+    together,
 )
 from numpyro_jala.inference import reference
 from numpyro_jala.inference.reference import Gaussian
@@ -216,9 +217,18 @@ def run_steps(
 
     def body(carry: Any) -> Any:
         current, infos, count = carry
-        current, info = sampler.step(
-            problem, fixed.settings, current, stage, goal, wait - count
-        )
+
+        def move(_: Array | int, both: tuple[State, Info]) -> tuple[State, Info]:
+            at = stage, goal, wait - count
+            new, info = sampler.step(problem, fixed.settings, both[0], *at)
+            return new, together(both[1], info)
+
+        both = current, no_info(state)
+        if fixed.settings.takes_turns:
+            num_moves = turns.num_moves(fixed.settings, stage)
+            current, info = lax.fori_loop(0, num_moves, move, both)
+        else:  # an accelerator waits at each turn of a loop
+            current, info = move(0, both)
         infos = jax.tree.map(lambda all_, one: all_.at[count].set(one), infos, info)
         return current, infos, count + 1
 

@@ -13,7 +13,7 @@ from jax import random
 from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.backend.compilation import Programs
 from numpyro_jala.backend.sharding import fetch, place
-from numpyro_jala.engine import em, smc
+from numpyro_jala.engine import em, smc, turns
 from numpyro_jala.engine.partition import Partition
 from numpyro_jala.engine.resampling import systematic
 from numpyro_jala.engine.smc import Cloud
@@ -181,7 +181,8 @@ class Run:
         """Keep the first ``count`` rows of what a chunk of steps reported."""
         self.num_new = count
         settings = self.fixed.settings
-        self.num_evaluations += count * settings.num_islands * settings.num_particles
+        num_moves = count * int(turns.num_moves(settings, stage))
+        self.num_evaluations += num_moves * settings.num_islands * settings.num_particles
         rows = jax.tree.map(lambda leaf: leaf[:count], infos)
         self._infos.setdefault(stage, []).append(rows)
 

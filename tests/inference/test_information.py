@@ -430,7 +430,7 @@ def test_islands_without_finite_moments_are_left_out():
     for found, expected in zip(combine([broken])[:5], combine([kept])[:5], strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
     broken.curvature[:] = np.nan
-    *numbers, by_component, _ = combine([broken])
+    *numbers, by_component, _, _ = combine([broken])
     assert all(np.isnan(part).all() for part in numbers)
     exact = moments.score.astype(by_component.dtype)  # needs no second derivative
     np.testing.assert_array_equal(by_component, exact)
