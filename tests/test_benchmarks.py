@@ -81,6 +81,19 @@ def test_quadrature_integrates_the_model_of_groups(benchmark, name):
     assert abs(exact - study.exact(data, params, 0.7 * study.width)) < 1e-4
 
 
+def test_the_maximum_of_a_million_is_that_of_the_groups(benchmark):
+    million, groups = benchmark("million"), benchmark("groups")
+    study = groups.STUDIES["binary_100"]
+    data = groups.draw(study, 0)
+    fn = groups.likelihood(study, data)
+    best = groups.maximise(fn, np.array([-0.5, 0.8, 2.0]))
+    start = best.params + 0.1 * best.standard_errors
+    params, errors, value = million.maximise(data, start)
+    np.testing.assert_allclose(value, fn(start), rtol=1e-10)
+    np.testing.assert_allclose(params, best.params, atol=1e-4)
+    np.testing.assert_allclose(errors, best.standard_errors, rtol=1e-4)
+
+
 def test_the_maximum_by_differences_is_that_of_a_normal_sample(benchmark):
     y = np.random.default_rng(0).normal(3.0, 2.0, 50)
 

@@ -137,6 +137,7 @@ def test_digits_are_drawn_by_class_and_standardised(experiment):
 @pytest.mark.filterwarnings("ignore:Gaussians cover little")
 @pytest.mark.filterwarnings("ignore:The data hardly determine")
 @pytest.mark.filterwarnings("ignore:The parameters have not converged")
+@pytest.mark.filterwarnings("ignore:The standard error of .* is known roughly")
 def test_networks_are_trained(experiment, monkeypatch, tmp_path, capsys):
     few = dict(units=2, images=40, steps=10, printed_particles=4, particles=32)
     module = experiment("networks")

@@ -209,26 +209,31 @@ def moments(question: Question, weight: Array, position: Array) -> Moments:
 class Information(NamedTuple):
     """Score and information of the log-likelihood at the estimate, unconstrained.
 
-    observed
-        The observed information.
-    score_noise, observed_se
-        Monte Carlo covariance of the score and standard error of the information, from
-        the islands.
+    score_noise
+        Monte Carlo covariance of the score, from the islands.
+    islands
+        What each island alone says of the observed information.
     by_component
         The score of each component by each island, of the potential.
     motion
         How the components' centres follow the parameters.
-    islands
-        What each island alone says of the observed information.
     """
 
     score: np.ndarray  # (num_params,)
     score_noise: np.ndarray  # (num_params, num_params)
-    observed: np.ndarray  # (num_params, num_params)
-    observed_se: np.ndarray  # (num_params, num_params)
+    islands: np.ndarray  # (num_islands, num_params, num_params)
     by_component: Array | np.ndarray | None = None  # (num_islands, components, num_params)
     motion: Array | None = None  # (num_params, dim)
-    islands: np.ndarray | None = None  # (num_islands, num_params, num_params)
+
+    @property
+    def observed(self) -> np.ndarray:
+        """The observed information, (num_params, num_params)."""
+        return np.asarray(self.islands.mean(0))
+
+    @property
+    def observed_se(self) -> np.ndarray:
+        """Its Monte Carlo standard error, NaN where one island alone tells it."""
+        return _error_of_mean(self.islands)
 
 
 class _Products(NamedTuple):
@@ -279,18 +284,22 @@ def combine(all_moments: list[Moments]) -> Information:
     alive = alive & known
     if not alive.any():
         nan = np.full_like(outer[0], np.nan)
-        return Information(nan[0], nan, nan, nan, score[known] if known.any() else None)
+        return Information(nan[0], nan, nan[None], score[known] if known.any() else None)
     num_islands = int(alive.sum())
     covariance = outer - cross - np.swapaxes(cross, 1, 2) - square
     noise = spread / max(num_islands - 1, 1) / num_islands
     observed = (curvature - covariance - noise)[alive]
     observed = (observed + np.swapaxes(observed, 1, 2)) / 2
-    nan, score = np.full_like(noise, np.nan), score if alive.all() else score[alive]
     if num_islands == 1:
-        return Information(mean, nan, observed[0], nan, score)
-    error = observed.std(0, ddof=1) / np.sqrt(num_islands)
-    mean_of_all = observed.mean(0)
-    return Information(mean, noise, mean_of_all, error, score, islands=observed)
+        noise = np.full_like(noise, np.nan)
+    return Information(mean, noise, observed, score if alive.all() else score[alive])
+
+
+def _error_of_mean(rows: np.ndarray) -> np.ndarray:
+    """Return the standard error of a mean over rows, NaN of one row."""
+    if len(rows) == 1:
+        return np.full(rows.shape[1:], np.nan)
+    return np.asarray(rows.std(0, ddof=1) / np.sqrt(len(rows)))
 
 
 def influence(scores: Array | np.ndarray, covariance: np.ndarray) -> np.ndarray:
@@ -371,18 +380,22 @@ class Uncertainty(NamedTuple):
     shortfall
         Nats between the log-likelihood at the estimate and at the maximum.
     error
-        Monte Carlo error of each standard error, as a share of it; None if not known.
+        Monte Carlo error of each standard error, as a share of it.
     """
 
     covariance: np.ndarray  # (num_params, num_params)
     determined: np.ndarray  # (num_params,)
     newton_decrement: np.ndarray  # (num_params,)
     shortfall: float
-    error: np.ndarray | None = None  # (num_params,)
+    error: np.ndarray  # (num_params,)
 
 
 def invert(information: Information, is_free: np.ndarray) -> Uncertainty:
-    """Invert the information about the parameters of which there is any."""
+    """Invert the information about the parameters of which there is any.
+
+    Where that about a combination of several is no more than noise, one of them is left
+    out: as for a parameter alone, its inverse would be any number.
+    """
     observed = information.observed
     size, noise = np.diag(observed), np.nan_to_num(np.diag(information.observed_se))
     known = np.isfinite(size) & (size > np.where(is_free, 0.0, LEAST)) & (size > 2 * noise)
@@ -390,7 +403,10 @@ def invert(information: Information, is_free: np.ndarray) -> Uncertainty:
         block = observed[np.ix_(known, known)]
         scale = np.sqrt(np.diag(block))
         values, vectors = np.linalg.eigh(block / np.outer(scale, scale))
-        if values[0] > 1e-6:
+        flattest = np.zeros(len(observed))
+        flattest[known] = vectors[:, 0] / scale
+        noise = _error_of_mean(information.islands @ flattest @ flattest)
+        if values[0] > max(1e-6, 2 * np.nan_to_num(noise)):
             break
         # Leave out the parameter that the flattest direction is most about.
         known[np.flatnonzero(known)[np.argmax(np.abs(vectors[:, 0]))]] = False
@@ -408,16 +424,11 @@ def invert(information: Information, is_free: np.ndarray) -> Uncertainty:
     return Uncertainty(covariance, known, newton_decrement, shortfall, error)
 
 
-def _error_of_errors(information: Information, covariance: np.ndarray) -> np.ndarray | None:
+def _error_of_errors(information: Information, covariance: np.ndarray) -> np.ndarray:
     """Return the relative Monte Carlo error of standard errors, to first order."""
-    islands = information.islands
-    if islands is None or len(islands) < 2:
-        return None
     known = np.nan_to_num(covariance)
-    apart = islands - information.observed
-    change = np.einsum("pi,jiq,qp->jp", known, apart, known)
-    variance = np.diag(covariance)
-    return change.std(0, ddof=1) / np.sqrt(len(islands)) / (2 * variance)
+    change = np.einsum("pi,jiq,qp->jp", known, information.islands, known)
+    return _error_of_mean(change) / (2 * np.diag(covariance))
 
 
 def newton_step(information: Information, uncertainty: Uncertainty) -> np.ndarray:

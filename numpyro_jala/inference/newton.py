@@ -114,9 +114,8 @@ def differences(
     white = np.stack(columns, -1)
     inverse = np.linalg.inv(root)
     observed = inverse.T @ (white + np.swapaxes(white, 1, 2)) @ inverse / 2
-    error = observed.std(0, ddof=1) / np.sqrt(len(observed))
-    nan = np.full_like(error, np.nan)
-    return Information(nan[0], nan, observed.mean(0), error, islands=observed)
+    nan = np.full_like(root, np.nan)
+    return Information(nan[0], nan, observed)
 
 
 def with_score(found: Information, score: np.ndarray) -> Information:

@@ -34,6 +34,8 @@ from numpyro_jala.inference.record import Ending, Run
 
 #: Share of the standard error that rounding may have unseen.
 _UNSEEN = 0.2
+#: Nats that no comparison of models turns on: less than this is only counted as error.
+_NEGLIGIBLE = 1e-4
 #: Units of the last digit that no rounding makes up.
 _TOO_MUCH = 16.0
 #: Particles times numbers of the data that are evaluated in double precision, about.
@@ -52,7 +54,7 @@ def correct(run: Run, end: Ending) -> Ending:
     size = np.asarray(fetch(_mean_size(end.state.cloud.potential)))
     most, found = np.finfo(size.dtype).eps * size.astype(float), end.bridge
     # At worst it is alike in all components.
-    matters = most.sum() > _UNSEEN * np.asarray(found.standard_error)
+    matters = most.sum() > max(_UNSEEN * float(found.standard_error), _NEGLIGIBLE)
     by_component = _in_double(run, end) if matters else None
     if by_component is None or _is_another_model(by_component, most):
         error = np.hypot(found.standard_error, most.sum())

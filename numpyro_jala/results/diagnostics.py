@@ -348,7 +348,7 @@ def _open_params(run: Run) -> list[str]:
 def _rough_errors(run: Run) -> list[str]:
     """Return a sentence about standard errors that are themselves noise."""
     known, layout = run.result.uncertainty, run.fixed.layout
-    if known is None or known.error is None or not (known.error > _ROUGH).any():
+    if known is None or not (known.error > _ROUGH).any():
         return []
     shares = layout.unravel_params(jnp.asarray(known.error, layout.init_params.dtype))
     rough = [

@@ -199,7 +199,7 @@ def test_intervals_of_a_cholesky_factor_stay_within_one():
     y = np.zeros((4, 2), np.float32)
     layout = lay_out(model, run_once(model, random.key(0), (y,), {}), (y,), {})
     flat = np.ones((1, 1))
-    known = Uncertainty(9 * flat, np.array([True]), np.zeros(1), 0.0)
+    known = Uncertainty(9 * flat, np.array([True]), np.zeros(1), 0.0, np.zeros(1))
     for prob in (0.5, 0.9, 0.999):
         found = estimates(layout, jnp.array([0.9]), known, prob)["root"]
         assert np.isfinite(found.standard_error).all()
