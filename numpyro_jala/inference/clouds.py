@@ -6,6 +6,7 @@ with Gaussians fitted to them, and the information by Louis's identity.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
@@ -89,17 +90,33 @@ def average(run: Run, params: Array, cloud: Snapshot, follows: bool) -> Moments:
     return moments
 
 
-def inform(run: Run, params: Array, clouds: list[Snapshot]) -> Information:
-    """Find what the data say about the parameters, by Louis's identity."""
-    of = partial(average, run, params)
+def inform(
+    run: Run, params: Array, clouds: Iterable[Snapshot], precise: float = 0.0
+) -> Information:
+    """Find what the data say about the parameters, by Louis's identity.
+
+    Parameters
+    ----------
+    clouds
+        No more of them are asked for than it takes.
+    precise
+        Monte Carlo error of standard errors, as a share of them, that is small enough.
+    """
+    of, source = partial(average, run, params), iter(clouds)
+    first = next(source)
     if run.fixed.settings.num_islands == 1:  # nothing tells noise from curvature
-        return information.combine([of(clouds[0], False)])
+        return information.combine([of(first, False)])
     # A linear flow serves where the posterior is nearly Gaussian, else it may add noise.
-    both = [of(clouds[0], follows) for follows in (True, False)]
+    both = [of(first, follows) for follows in (True, False)]
     found = [information.combine([each]) for each in both]
     follows = information.is_quieter(*found)
-    chosen = 0 if follows else 1
-    if len(clouds) > 1:
-        others = [of(cloud, follows) for cloud in clouds[1:]]
-        found[chosen] = information.combine([both[chosen], *others])
-    return found[chosen]._replace(motion=both[0].motion)
+    moments, known = ([both[0]], found[0]) if follows else ([both[1]], found[1])
+    while not _worst_error(run, known) < precise and (cloud := next(source, None)):
+        moments.append(of(cloud, follows))
+        known = information.combine(moments)
+    return known._replace(motion=both[0].motion)
+
+
+def _worst_error(run: Run, known: Information) -> float:
+    """Return the largest error of a standard error, infinite where one is not known."""
+    return float(np.nan_to_num(run.uncertainty(known).error, nan=np.inf).max())

@@ -358,6 +358,8 @@ def louis(
     """Average over one cloud at rest what the information about the parameters needs."""
     layout, most_dense = fixed.layout, fixed.settings.most_dense or 0
     potential_fn = layout.potential(data.arrays, data.tables)
-    block = programs.block_size(fixed)
+    block, as_usual = programs.block_size(fixed), fixed.settings.num_particles
+    if block is None and cloud.position.shape[1] > as_usual:
+        block = as_usual  # no more memory than a step takes
     question = Question(potential_fn, layout.partition, params, most_dense, follows, block)
     return share(moments(question, normalise(cloud.log_weight), cloud.position))

@@ -26,8 +26,9 @@ _FEWEST_STEPS = 4
 
 #: Most steps that are taken where no number is given.
 MOST_STEPS = 2_000
-#: Newton steps: how often to ask whether they are enough, the fewest that are, the fewest
-#: on a flat, and the fewest after which noise may be what is left.
+#: Newton steps: how often to ask whether they are enough, the fewest that are where one
+#: component's particles have the last word, the fewest on a flat, and the fewest after which
+#: noise may be what is left. Of several components draws find the maximum in the end.
 _ASK_EVERY, _FEWEST_NEWTON, _FEWEST_FLAT, _FEWEST_NOISY = 10, 20, 50, 100
 #: Means of the params that are compared, each over an eighth of the steps.
 _NUM_MEANS = 4
@@ -88,10 +89,11 @@ def _num_first_steps(run: Run, num_steps: int) -> int:
 
 def _until_at_rest(run: Run, tol: float) -> Until:
     """Take Newton steps until their records say that the params have arrived."""
+    fewest = _FEWEST_NEWTON if run.fixed.layout.partition.is_joint else _ASK_EVERY
 
     def until(done: int, state: State) -> int:
-        if done % _ASK_EVERY or done < _FEWEST_NEWTON:
-            return max(done - done % _ASK_EVERY + _ASK_EVERY, _FEWEST_NEWTON)
+        if done % _ASK_EVERY or done < fewest:
+            return max(done - done % _ASK_EVERY + _ASK_EVERY, fewest)
         newton = fetch(state.optim_state)
         may_stop = done >= _FEWEST_FLAT or not is_flat(newton, run.fixed.layout.is_free)
         if may_stop and is_at_rest(run.infos(EM_STEP), newton, tol):

@@ -8,6 +8,7 @@ information there and the evidence, and in the end the particles of small compon
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -16,6 +17,7 @@ from jax import random
 from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.backend.sharding import fetch
 from numpyro_jala.engine.state import State
+from numpyro_jala.engine.weights import effective_fraction
 from numpyro_jala.inference import (
     clouds,
     estimation,
@@ -29,6 +31,7 @@ from numpyro_jala.inference.draws import Draws, define_draws
 from numpyro_jala.inference.estimation import Score
 from numpyro_jala.inference.information import Information
 from numpyro_jala.inference.record import Ending, HeavyTail, Run
+from numpyro_jala.inference.snapshots import Snapshot
 
 #: The score of the marginal likelihood takes this share of the evidence's draws, if all
 #: components are small; in more dimensions it is noisier.
@@ -40,9 +43,12 @@ _FEW_COMPONENTS = 1_000
 _UNEQUAL = 0.2
 #: Most numbers of importance draws that particles are taken from.
 _MOST_REDRAWN = 2**24
-#: Particles times components from which the information is precise, and most clouds that
-#: are kept for it.
-_PRECISE, _MOST_CLOUDS = 100_000, 10
+#: Draws of an island that tell the information about large components, at a time. With 512
+#: the standard errors of three nested effects were off by 0.8 %, with ten clouds by 2 %.
+_NUM_INFORMING = 512
+#: Monte Carlo error of standard errors, as a share of them, that is small enough, and most
+#: clouds, of draws and of particles, that are taken for it.
+_PRECISE, _MOST_DRAWN, _MOST_CLOUDS = 0.004, 4, 10
 
 
 def conclude_several(run: Run, state: State, params: Array, rng_key: PRNGKey) -> Ending:
@@ -106,7 +112,7 @@ def _climb(
     else:
         draws = _draws(run, rng_key, here, num_draws, found.motion)
         score = newton.by_island(_score(run, draws, here.params))
-    return here, newton.with_score(_inform(run, here, draws), score)
+    return here, newton.with_score(_inform(run, rng_key, here, draws), score)
 
 
 def _score(run: Run, draws: Draws, params: Array) -> Score:
@@ -116,19 +122,17 @@ def _score(run: Run, draws: Draws, params: Array) -> Score:
     return score
 
 
-def _inform(run: Run, here: AtRest, draws: Draws) -> Information:
-    """Find the information by particles or by draws, whichever have less noise.
+def _inform(run: Run, rng_key: PRNGKey, here: AtRest, draws: Draws) -> Information:
+    """Find the information by Louis's identity or by differences, whichever have less noise.
 
-    Particles where posteriors are Gaussian or have many dimensions, else quasi-random
-    draws; both follow the params.
+    The first where posteriors are Gaussian or have many dimensions; in both what is
+    averaged over follows the params.
     """
-    params, log_weight = here.params, here.state.cloud.log_weight
+    params = here.params
     is_small = run.fixed.layout.partition.has_small_components
-    wanted = 1 if is_small else math.ceil(_PRECISE / log_weight.size)
-    enough = min(wanted, _MOST_CLOUDS)
-    kept = here.clouds[:enough]
-    kept += clouds.collect(run, here.state, params, enough - len(kept))[1]
-    found = clouds.inform(run, params, kept)
+    kept = here.clouds[:1] or clouds.collect(run, here.state, params, 1)[1]
+    several = kept if is_small else _several_clouds(run, rng_key, here)
+    found = clouds.inform(run, params, several, _PRECISE)
     covariance, determined = run.uncertainty(found)[:2]
     rough = _rough_covariance(run, found)
     is_known = determined.all() or rough is not None
@@ -145,6 +149,27 @@ def _inform(run: Run, here: AtRest, draws: Draws) -> Information:
         return drawn if knows.sum() > determined.sum() else found
     better = information.is_quieter(drawn, found) or information.is_biased(found, drawn)
     return drawn if better else found
+
+
+def _several_clouds(run: Run, rng_key: PRNGKey, here: AtRest) -> Iterator[Snapshot]:
+    """Yield clouds at the params: draws unless their weights are poor, and then particles.
+
+    Draws are quasi-random, and more of them cost no moves.
+    """
+    for index in range(_MOST_DRAWN):
+        draws = _draws(run, random.fold_in(rng_key, 1 + index), here, _NUM_INFORMING)
+        drawn = estimation.weigh(run.fixed, run.placed, here.params, draws)
+        run.num_evaluations += run.fixed.settings.num_islands * _NUM_INFORMING
+        if not float(effective_fraction(drawn.log_weight).min()) > _UNEQUAL:
+            break
+        yield Snapshot(drawn.log_weight, drawn.position, drawn.potential, None)
+    else:
+        return
+    yield from here.clouds[:_MOST_CLOUDS]
+    state = here.state
+    for _ in range(_MOST_CLOUDS - len(here.clouds)):
+        state, more = clouds.collect(run, state, here.params, 1)
+        yield from more
 
 
 def _rough_covariance(run: Run, found: Information) -> np.ndarray | None:

@@ -212,4 +212,4 @@ def test_the_first_steps_at_the_posterior_do_not_go_too_far():
     jala = JALAEM(model)
     run(jala, np.stack(columns, 1), epil.subject, epil.seizures)
     assert jala._run.infos(EM_STEP).newton_decrement.max() < 1.0
-    assert jala.diagnostics()["num_steps"] == 20
+    assert jala.diagnostics()["num_steps"] == 10

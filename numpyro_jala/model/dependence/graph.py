@@ -140,7 +140,9 @@ def components(graph: Graph, factors: Labels) -> Labels:
     nodes = np.concatenate([*graph.nodes, np.zeros(0, np.int64)])
     members = np.concatenate([*graph.members, np.zeros(0, np.int64)])
     coordinates = np.arange(graph.num_coordinates)
-    used = _reachable(nodes, members, graph.num_labels, np.unique(factors[factors >= 0]))
+    present = np.zeros(graph.num_labels + 1, bool)
+    present[factors] = True  # that of no label in the last place
+    used = _reachable(nodes, members, graph.num_labels, np.flatnonzero(present[:-1]))
     # The nodes of a loop's carry may stand for no coordinate; they link nothing either.
     real = _reachable(members, nodes, graph.num_labels, coordinates)
     kept = used[nodes] & real[members]
