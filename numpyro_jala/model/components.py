@@ -87,6 +87,8 @@ def find_components(
             return None
         if not confirm(term_fn, found, params, anchor + noise, confirm_key):
             return None
+    except UserWarning:  # where warnings are errors
+        raise
     except Exception:  # a program that cannot be followed: one component is always right
         return None
     parts = partition(found.coordinates)

@@ -20,6 +20,7 @@ from numpyro_jala.backend import blocks, compilation, precision
 from numpyro_jala.model.arguments import Call, split_call
 from numpyro_jala.model.components import Components, find_components
 from numpyro_jala.model.density import Layout
+from numpyro_jala.model.dependence.find import find
 from numpyro_jala.model.enumeration import check_masks, check_sum
 from numpyro_jala.model.parametrisation import coordinates, find_scaled
 from numpyro_jala.model.sites import (
@@ -84,8 +85,12 @@ def lay_out(
     layout = _hold_flat(layout, moved) if has_mask else layout
     if scales and not has_mask and not layout.discrete:
         layout = _in_scales(layout, trace, partial(model, *args, **kwargs))
-    joint = bool(layout.discrete) or bool(layout.imputed)
-    if not splits or joint or isinstance(layout.anchor, jax.core.Tracer):
+    if any(isinstance(array, jax.core.Tracer) for array in [layout.anchor, *arrays]):
+        return layout
+    if layout.discrete:
+        return layout
+    if not splits or layout.imputed:
+        _warn_of_indices(layout, arrays)
         return layout
     return replace(layout, components=components_of(layout, arrays))
 
@@ -154,11 +159,28 @@ def continuous_sites(trace: Trace) -> Trace:
 
 def components_of(layout: Layout, arrays: list[Array]) -> Components | None:
     """Find the independent components of the latents."""
-    if any(isinstance(array, jax.core.Tracer) for array in arrays):
-        return None
-    anchor = layout.anchor if layout.moving is None else layout.anchor[layout.moving]
-    at = layout.terms(arrays), layout.init_params, anchor
+    at = layout.terms(arrays), layout.init_params, _moving_anchor(layout)
     return find_components(*at, jax.random.key(0))
+
+
+def _warn_of_indices(layout: Layout, arrays: list[Array]) -> None:
+    """Follow the program as if for components, which warns of an index beyond the end."""
+    joint, temperature = layout.joint(arrays), jnp.ones(())
+
+    def potential(params: Array, position: Array) -> Array:
+        return joint(params, temperature, position)
+
+    try:
+        find(potential, layout.init_params, _moving_anchor(layout))
+    except UserWarning:  # where warnings are errors
+        raise
+    except Exception:  # a program that cannot be followed
+        return
+
+
+def _moving_anchor(layout: Layout) -> Array:
+    """Return where the latents that move are at first."""
+    return layout.anchor if layout.moving is None else layout.anchor[layout.moving]
 
 
 def _looks_at_values(

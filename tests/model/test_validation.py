@@ -466,8 +466,10 @@ def test_an_index_beyond_the_groups_is_told():
     y = jnp.array([0.2, 1.0, -0.4, 0.3])
     group = jnp.array([1, 2, 3, 3])
     trace = run_once(counted_from_one, random.key(0), (group, y), {})
-    with pytest.warns(UserWarning, match="reads at the index 3 where there are 3 values"):
-        lay_out(counted_from_one, trace, (group, y), {}, splits=True)
+    told = r"reads at the index 3 \(row 2 of 4\) where there are 3 values"
+    for splits in (True, False):
+        with pytest.warns(UserWarning, match=told):
+            lay_out(counted_from_one, trace, (group, y), {}, splits=splits)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         lay_out(counted_from_one, trace, (group - 1, y), {}, splits=True)

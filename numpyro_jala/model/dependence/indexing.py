@@ -52,11 +52,12 @@ def gather(graph: Graph, equation: Any, inputs: Sequence[Value]) -> list[Labels 
 def _check_bounds(windows: Windows, size: Shape, known: np.ndarray) -> None:
     """Warn of an index beyond the end, which JAX takes for the last silently."""
     for column, axis in enumerate(windows.start_index_map):
-        index = known[..., column]
-        if np.any((index < 0) | (index > size[axis] - windows.sizes[axis])):
-            worst = index.flat[np.argmax(np.abs(index - size[axis] / 2))]
+        index = known[..., column].ravel()
+        beyond = np.flatnonzero((index < 0) | (index > size[axis] - windows.sizes[axis]))
+        if beyond.size:
             warnings.warn(
-                f"The model reads at the index {worst} where there are {size[axis]} values "
+                f"The model reads at the index {index[beyond[0]]} (row {beyond[0]} of "
+                f"{index.size}) where there are {size[axis]} values "
                 "that depend on latents. JAX counts from zero, and silently takes the last "
                 "value there. Check the groups of rows, or say what is meant by "
                 ".at[index].get(mode='clip').",
