@@ -1,5 +1,7 @@
 """Groups whose model is not smooth, and groups so large that draws have to follow."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,12 +11,14 @@ import pytest
 from jax import random
 from numpyro.distributions import constraints
 from scipy.optimize import minimize
-from scipy.stats import laplace, norm
+from scipy.stats import laplace, norm, poisson
 
 from numpyro_jala import JALAEM
 from numpyro_jala.inference import clouds, estimation
 from numpyro_jala.inference.draws import define_draws
+from numpyro_jala.inference.information import Information
 
+ANY_INFORMATION = Information(np.zeros(2), np.eye(2), np.stack([np.eye(2)] * 4))
 NUM_GROUPS, ROWS = 20, 5
 SHAPE = NUM_GROUPS, ROWS
 
@@ -48,10 +52,15 @@ def probit_rows(mean, slope, x, y, u):
     return norm.logcdf((2 * y - 1) * (mean + slope * x + u))
 
 
-def exact_fit(rows, first):
+def normal_nodes(num_nodes):
+    """Return where to evaluate what is integrated over a standard normal, and weights."""
+    nodes, width = np.linspace(-8.0, 8.0, num_nodes, retstep=True)
+    return nodes, norm.pdf(nodes) * width
+
+
+def exact_fit(rows, first, num_nodes=2_001):
     """Return the maximum of the likelihood and standard errors, the last param a log sd."""
-    nodes, width = np.linspace(-8.0, 8.0, 2_001, retstep=True)
-    weights = norm.pdf(nodes) * width
+    nodes, weights = normal_nodes(num_nodes)
 
     def loss(params):
         *others, spread = params
@@ -133,6 +142,57 @@ def test_estimates_and_errors_where_second_derivatives_fail(case):
     np.testing.assert_allclose(error, errors, rtol=0.05)
     assert abs(jala.log_evidence - highest) < 4 * jala.log_evidence_se + 0.01
     assert jala.diagnostics()["num_steps"] < 500
+
+
+def two_levels(y):
+    """Counts with an effect of the group and one of each row: six latents in a component."""
+    mean = numpyro.param("mean", 0.0)
+    noise = numpyro.param("noise", 1.0, constraint=constraints.positive)
+    spread = numpyro.param("spread", 1.0, constraint=constraints.positive)
+    with numpyro.plate("groups", NUM_GROUPS, dim=-2):
+        u = numpyro.sample("u", dist.Normal(0.0, spread))
+        with numpyro.plate("rows", ROWS, dim=-1):
+            e = numpyro.sample("e", dist.Normal(0.0, noise))
+            numpyro.sample("y", dist.Poisson(jnp.exp(mean + u + e)), obs=y)
+
+
+def test_errors_of_large_components_are_as_good_as_they_say():
+    """A row's noise is hardly told from its Poisson noise: most of its information cancels."""
+    rng = np.random.default_rng(8)
+    effects = 0.6 * rng.normal(size=(NUM_GROUPS, 1)) + 0.3 * rng.normal(size=SHAPE)
+    y = rng.poisson(np.exp(1 + effects))
+    nodes, weights = normal_nodes(65)  # smooth integrands: 129 change nothing
+
+    def rows(mean, noise, u):
+        rate = np.exp(mean + u[..., None] + np.exp(noise) * nodes)
+        return np.log(poisson.pmf(y[..., None], rate) @ weights)
+
+    best, errors, highest = exact_fit(rows, [1.0, -1.0, -0.5], 129)
+    jala = JALAEM(two_levels)
+    jala.run(random.key(1), None, y, progress_bar=False)
+    assert jala.components["sizes"].tolist() == [1 + ROWS] * NUM_GROUPS
+    params = {name: float(jala.params[name]) for name in ("mean", "noise", "spread")}
+    scale = np.array([1.0, params["noise"], params["spread"]])
+    found = np.array([params["mean"], *np.log(scale[1:])])
+    assert np.all(np.abs(found - best) < 0.05 * errors)
+    error = np.array([float(jala.standard_errors()[name]) for name in params]) / scale
+    known = jala._run.result.uncertainty.error
+    np.testing.assert_array_less(np.abs(error / errors - 1), 4 * known + 0.001)
+    assert (known < 0.01).all()
+    assert abs(jala.log_evidence - highest) < 4 * jala.log_evidence_se + 0.005
+
+
+def test_no_more_clouds_are_asked_for_than_it_takes(monkeypatch):
+    errors, asked = iter([0.03, 0.02, 0.005, 0.001]), []
+    run = SimpleNamespace(
+        fixed=SimpleNamespace(settings=SimpleNamespace(num_islands=4)),
+        uncertainty=lambda _: SimpleNamespace(error=np.array([0.0, next(errors)])),
+    )
+    monkeypatch.setattr(clouds, "average", lambda *_: SimpleNamespace(motion=None))
+    monkeypatch.setattr(clouds.information, "combine", lambda _: ANY_INFORMATION)
+    several = (asked.append(index) or index for index in range(1, 9))
+    clouds.inform(run, None, several, 0.01)
+    assert asked == [1, 2, 3]
 
 
 def test_fewer_draws_are_the_first_ones_in_the_same_program():
