@@ -161,10 +161,13 @@ def _several_clouds(run: Run, rng_key: PRNGKey, here: AtRest) -> Iterator[Snapsh
         drawn = estimation.weigh(run.fixed, run.placed, here.params, draws)
         run.num_evaluations += run.fixed.settings.num_islands * _NUM_INFORMING
         if not float(effective_fraction(drawn.log_weight).min()) > _UNEQUAL:
-            break
+            yield from _clouds_of_particles(run, here)
+            return
         yield Snapshot(drawn.log_weight, drawn.position, drawn.potential, None)
-    else:
-        return
+
+
+def _clouds_of_particles(run: Run, here: AtRest) -> Iterator[Snapshot]:
+    """Yield the clouds that were kept, and then further ones."""
     yield from here.clouds[:_MOST_CLOUDS]
     state = here.state
     for _ in range(_MOST_CLOUDS - len(here.clouds)):

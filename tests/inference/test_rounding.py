@@ -1,5 +1,7 @@
 """Rounding of large potentials: taken out of the evidence, or else part of its error."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,8 @@ from jax import random
 
 from numpyro_jala import JALAEM
 from numpyro_jala.inference import rounding
+from numpyro_jala.inference.evidence import Bridge
+from numpyro_jala.inference.record import Ending
 from tests.tools import SCHOOLS, normal_means, normal_means_log_likelihood
 
 #: Single precision has steps of 1/8 there, and takes this for its integer part.
@@ -75,6 +79,19 @@ def test_what_double_precision_makes_another_model_is_left_alone():
     y = 2 * SCHOOLS + np.asarray(random.normal(random.key(5), (6,)))
     best = normal_means_log_likelihood(jala.params, y) + CONSTANT
     assert abs(jala.log_evidence - best) < 4 * jala.log_evidence_se
+
+
+@pytest.mark.parametrize(("size", "asks"), [(100.0, False), (1e4, True)])
+def test_rounding_that_nobody_would_see_asks_for_no_program(monkeypatch, size, asks):
+    """However small the error of the evidence: it may be so in one run and not in the next."""
+    asked = []
+    monkeypatch.setattr(rounding, "_in_double", lambda *_: asked.append(True))
+    cloud = SimpleNamespace(potential=jnp.full((2, 1, 4), size, jnp.float32))
+    bridge = Bridge(np.array(-size), np.array(1e-9), np.array(1.0), np.full(2, -size))
+    end = Ending(SimpleNamespace(cloud=cloud), None, bridge, None)
+    found = rounding.correct(None, end).bridge.standard_error
+    np.testing.assert_allclose(found, size * np.finfo(np.float32).eps, rtol=1e-6)
+    assert bool(asked) == asks
 
 
 def test_what_cannot_be_put_right_is_in_the_error(monkeypatch):
