@@ -136,9 +136,14 @@ def is_near(newton: Newton, change: Array, num_steps: int, num_components: int) 
     it: within two standard errors if the latents were known. The first says nothing of
     a parameter on which the latents do not depend.
     """
-    cost = change @ newton.missing @ change / num_components
-    follows = cost <= _HURRY * TRUST * num_steps**2
+    follows = num_steps_to(newton, change, num_components) <= num_steps
     return follows & (change @ newton.complete @ change <= 4.0)
+
+
+def num_steps_to(newton: Newton, change: Array, num_components: int) -> Array:
+    """Return in how many steps the components can follow a change of the parameters."""
+    cost = change @ newton.missing @ change / num_components
+    return (cost / (_HURRY * TRUST)) ** 0.5
 
 
 def start_newton(num_params: int, dtype: Any) -> Newton:

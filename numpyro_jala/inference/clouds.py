@@ -14,6 +14,8 @@ import numpy as np
 from jax import random
 
 from numpyro_jala._typing import Array
+from numpyro_jala.backend.sharding import fetch
+from numpyro_jala.engine import em
 from numpyro_jala.engine.state import REST, State
 from numpyro_jala.inference import estimation, information, snapshots
 from numpyro_jala.inference.estimation import Weighted
@@ -43,7 +45,21 @@ class AtRest(NamedTuple):
 
 def go(run: Run, state: State, params: Array) -> State:
     """Bring the particles to some parameters, a bit at each step."""
-    return run_steps(run, state, REST, SETTLE, params, SETTLE if params.size else 0)
+    num_steps = _num_steps_to(run, state, params)
+    return run_steps(run, state, REST, num_steps, params, num_steps if params.size else 0)
+
+
+def _num_steps_to(run: Run, state: State, params: Array) -> int:
+    """Return how many steps lead to some parameters, every other one a move there.
+
+    No more than what small components can follow: they settle where clouds are kept.
+    """
+    partition, newton = run.fixed.layout.partition, run.fixed.settings.newton
+    if not (partition.has_small_components and newton and int(state.num_steps)):
+        return SETTLE
+    change, num_components = params - state.target.params, partition.num_components
+    needed = em.num_steps_to(fetch(state.optim_state), fetch(change), num_components)
+    return 2 * int(np.clip(np.ceil(needed), 1, SETTLE // 2))
 
 
 def stay(run: Run, state: State, params: Array) -> State:

@@ -12,6 +12,7 @@ import numpy as np
 
 from numpyro_jala.backend.sharding import fetch
 from numpyro_jala.engine import em
+from numpyro_jala.engine.partition import Partition
 from numpyro_jala.engine.state import EM_STEP, Info, State
 from numpyro_jala.inference import options
 from numpyro_jala.inference.conclusion import conclude
@@ -30,6 +31,9 @@ MOST_STEPS = 2_000
 #: component's particles have the last word, the fewest on a flat, and the fewest after which
 #: noise may be what is left. Of several components draws find the maximum in the end.
 _ASK_EVERY, _FEWEST_NEWTON, _FEWEST_FLAT, _FEWEST_NOISY = 10, 20, 50, 100
+#: Nats to the maximum that draws of several components cover: in all, half of what a standard
+#: error is worth, and for each component so few that its weights hardly feel it.
+_NEAR, _NEAR_EACH = 0.25, 1e-5
 #: Means of the params that are compared, each over an eighth of the steps.
 _NUM_MEANS = 4
 #: Decrements that do not fall by this share from a quarter of the steps to the next are noise.
@@ -89,7 +93,9 @@ def _num_first_steps(run: Run, num_steps: int) -> int:
 
 def _until_at_rest(run: Run, tol: float) -> Until:
     """Take Newton steps until their records say that the params have arrived."""
-    fewest = _FEWEST_NEWTON if run.fixed.layout.partition.is_joint else _ASK_EVERY
+    partition = run.fixed.layout.partition
+    fewest = _FEWEST_NEWTON if partition.is_joint else _ASK_EVERY
+    tol = max(tol, _near_for_draws(partition))
 
     def until(done: int, state: State) -> int:
         if done % _ASK_EVERY or done < fewest:
@@ -101,6 +107,13 @@ def _until_at_rest(run: Run, tol: float) -> Until:
         return _or_give_up(run, done, done + _ASK_EVERY, tol)
 
     return until
+
+
+def _near_for_draws(partition: Partition) -> float:
+    """Return how many nats to the maximum draws are sure to cover."""
+    if partition.is_joint:
+        return 0.0
+    return max(_NEAR, _NEAR_EACH * partition.num_components)
 
 
 def _or_give_up(run: Run, done: int, further: int, tol: float) -> int:
