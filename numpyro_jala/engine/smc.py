@@ -218,7 +218,6 @@ def step(
         position = jnp.where(jumps.needed, jumps.position, moved.position)
         moved = Move(position, moved.momentum, moved.force)
     found, score_fn = evaluate_fn(moved.position)
-    found = lax.optimization_barrier(found)  # or each that reads it evaluates it anew
     work, momentum = _work(partition, kernel, moved, jumps, found)
     # The difference first: the same float enters twice along the path and cancels.
     increment = (cloud.potential - found.potential) + work

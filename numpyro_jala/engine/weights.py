@@ -9,9 +9,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 
 from numpyro_jala._typing import Array
-
-#: Columns that are looked at together.
-_COLUMNS = 2**13
+from numpyro_jala.backend.columns import over_columns
 
 
 @jax.jit
@@ -88,13 +86,14 @@ def potential_scale_reduction(weight: np.ndarray, values: Array) -> float:
     alive = weight.sum(1) > 0
     if alive.sum() < 2:
         return 1.0
-    weight, values, worst = weight[alive], np.asarray(values)[alive], 0.0
-    # A part of millions of columns at a time, which stays in the caches. In double
-    # precision, where squares do not overflow.
-    for first in range(0, values.shape[-1], _COLUMNS):
-        part = values[..., first : first + _COLUMNS].astype(np.float64)
+    weight = weight[alive]
+
+    def ratio(part: np.ndarray) -> np.ndarray:
+        part = part[alive].astype(np.float64)  # in which squares do not overflow
         mean = np.einsum("jn,jnd->jd", weight, part)
         within = np.einsum("jn,jnd->jd", weight, (part - mean[:, None]) ** 2).mean(0)
-        between = mean.var(0, ddof=1)
-        worst = np.maximum(worst, np.max(between / np.maximum(within, 1e-30)))
-    return float(np.sqrt(1 + worst))
+        found: np.ndarray = mean.var(0, ddof=1) / np.maximum(within, 1e-30)
+        return found
+
+    ratios = over_columns(ratio, np.asarray(values))
+    return float(np.sqrt(1 + ratios.max(initial=0.0)))

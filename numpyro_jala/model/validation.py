@@ -12,6 +12,7 @@ from numpyro import handlers
 from numpyro.distributions import Delta, ImproperUniform, biject_to, constraints
 
 from numpyro_jala._typing import Array
+from numpyro_jala.backend.columns import over_columns
 from numpyro_jala.model.density import Layout
 from numpyro_jala.model.sites import (
     Site,
@@ -37,8 +38,6 @@ NUMPY_MET_TRACER = (
 _MOST_DRAWS = 4
 #: Share of equal draws that is not chance, even in single precision.
 _TIED = 0.02
-#: Columns of draws that are sorted together.
-_COLUMNS = 2**12
 #: Change of an unconstrained latent on its way to the model and back that is more than
 #: inexact.
 _MOVED = 0.1
@@ -337,11 +336,13 @@ def find_tied_draws(draws: np.ndarray, columns: dict[str, np.ndarray]) -> dict[s
     dict
         The site's largest share of draws that equal another one.
     """
-    parts = np.array_split(
-        draws.T, max(1, draws.shape[1] // _COLUMNS)
-    )  # stay in the caches
-    ordered = (np.sort(np.ascontiguousarray(part)) for part in parts)
-    counts = np.concatenate([np.sum(part[:, 1:] == part[:, :-1], 1) for part in ordered])
+
+    def count(part: np.ndarray) -> np.ndarray:
+        ordered = np.sort(np.ascontiguousarray(part.T))
+        found: np.ndarray = np.sum(ordered[:, 1:] == ordered[:, :-1], 1)
+        return found
+
+    counts = over_columns(count, draws)
     # Of a million numbers two are the same by chance, and more in one of many columns.
     by_chance = 1 + np.log10(draws.shape[1]) // 2
     shares = np.where(counts > by_chance, counts, 0) / max(1, len(draws) - 1)

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import xarray as xr
 
+from numpyro_jala.backend.columns import over_columns
 from numpyro_jala.backend.versions import version_of
 from numpyro_jala.engine.state import ANNEAL, EM_STEP, Info
 from numpyro_jala.engine.weights import effective_fraction
@@ -144,12 +145,16 @@ def _latent_summary(samples: dict[str, np.ndarray], dims: dict[str, Any]) -> xr.
     """Return mean, standard deviation and quantiles of every latent, from all draws."""
     low, high = (1 - _INTERVAL) / 2, (1 + _INTERVAL) / 2
 
-    def describe(value: np.ndarray) -> np.ndarray:
-        ordered = np.sort(value.reshape(-1, *value.shape[2:]), axis=0)
+    def describe(draws: np.ndarray) -> np.ndarray:
+        ordered = np.sort(draws, axis=0)
         quantiles = [_quantile(ordered, q) for q in (low, 0.5, high)]
-        return np.stack([value.mean((0, 1)), value.std((0, 1)), *quantiles])
+        return np.stack([draws.mean(0), draws.std(0), *quantiles])
 
-    described = {name: describe(value) for name, value in samples.items()}
+    def describe_all(value: np.ndarray) -> np.ndarray:
+        flat = value.reshape(value.shape[0] * value.shape[1], -1)
+        return over_columns(describe, flat).reshape(-1, *value.shape[2:])
+
+    described = {name: describe_all(value) for name, value in samples.items()}
     names = ["mean", "sd", f"{low:.0%}", "50%", f"{high:.0%}"]
     return _dataset(described, ("statistic",), dims).assign_coords(statistic=names)
 

@@ -12,6 +12,7 @@ from numpyro.distributions import constraints
 from numpyro_jala import JALAEM, PGD
 from numpyro_jala.datasets import load_epil
 from numpyro_jala.engine import em
+from numpyro_jala.engine.partition import joint, partition
 from numpyro_jala.engine.state import EM_STEP, Info
 from numpyro_jala.inference import loop, progress
 from tests.inference.test_checkpoint import assert_same, everything
@@ -213,3 +214,10 @@ def test_the_first_steps_at_the_posterior_do_not_go_too_far():
     run(jala, np.stack(columns, 1), epil.subject, epil.seizures)
     assert jala._run.infos(EM_STEP).newton_decrement.max() < 1.0
     assert jala.diagnostics()["num_steps"] == 10
+
+
+def test_only_draws_of_small_components_may_have_to_cover_a_rest():
+    small, large = partition(np.repeat(np.arange(50), 2)), partition(np.repeat([0, 1], 5))
+    assert progress._near_for_draws(joint(3)) == progress._near_for_draws(large) == 0
+    assert progress._near_for_draws(small) == 0.25
+    assert progress._near_for_draws(partition(np.arange(300_000))) == pytest.approx(3.0)

@@ -115,9 +115,10 @@ def confirm(
 
         return _holds(factors, labels, num_components, params, key, at, flip)
 
+    data, labels = jax.device_put((program.consts, found))  # once for all directions
     keys = random.split(rng_key, (len(positions), math.ceil(num_directions / 2)))
     return all(
-        bool(holds(program.consts, found, keys[i, j // 2], position, bool(j % 2)))
+        bool(holds(data, labels, keys[i, j // 2], position, bool(j % 2)))
         for i, position in enumerate(positions)
         for j in range(num_directions)
     )
