@@ -196,6 +196,25 @@ def glmm10() -> Evidence:
     return glmm(num_groups=10)
 
 
+def gamma_poisson_model(y: Array) -> None:
+    """Counts at the rate of their group, skewed and each group by itself."""
+    with numpyro.plate("groups", y.shape[0], dim=-2):
+        rate = numpyro.sample("rate", dist.Gamma(0.7, 0.3))
+        with numpyro.plate("rows", y.shape[1], dim=-1):
+            numpyro.sample("y", dist.Poisson(rate), obs=y)
+
+
+def gamma_poisson(num_groups: int = 30, num_rows: int = 3) -> tuple[Array, Array]:
+    """Draw counts, and return them with the log-evidence of each group."""
+    rng = np.random.default_rng(0)
+    rate = rng.gamma(0.7, 1 / 0.3, size=(num_groups, 1))
+    y = rng.poisson(rate, size=(num_groups, num_rows))
+    total = y.sum(1)
+    exact = special.gammaln(0.7 + total) - special.gammaln(0.7) + 0.7 * np.log(0.3)
+    exact -= (0.7 + total) * np.log(0.3 + num_rows) + special.gammaln(y + 1.0).sum(1)
+    return y.astype(np.float32), exact
+
+
 def beta_binomial_model(y: Array) -> None:
     """Count successes out of 6, the probabilities heaped at 0 and 1."""
     with numpyro.plate("group", len(y)):

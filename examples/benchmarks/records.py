@@ -80,6 +80,22 @@ def summarise_ratios(records: list[Record]) -> Record:
     return summary
 
 
+def summarise_components(ratios: np.ndarray) -> Record:
+    """Compute how far the mean of each column, Z_hat / Z of a component, is from one."""
+    error = ratios.std(0, ddof=1) / np.sqrt(len(ratios))
+    z = (ratios.mean(0) - 1) / error
+    overall = ratios.mean(1)
+    return {
+        "num_seeds": len(ratios),
+        "num_components": z.size,
+        "worst_z": np.abs(z).max(),
+        "sd_z": spread(z),
+        "worst_standard_error": error.max(),
+        "mean_ratio": overall.mean(),
+        "mean_ratio_se": spread(overall) / np.sqrt(len(overall)),
+    }
+
+
 def summarise_shortfalls(records: list[Record]) -> Record:
     """Compute how far below the maximum the params ended."""
     shortfalls = finite(records, "shortfall")
