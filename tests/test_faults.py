@@ -28,6 +28,7 @@ from numpyro_jala.inference import evidence, programs
 from numpyro_jala.results import diagnostics, log_evidence
 from tests.tools import (
     SCHOOLS,
+    assert_mean,
     normal_means,
     normal_means_log_likelihood,
     regression,
@@ -252,6 +253,22 @@ def test_the_error_of_the_evidence_along_the_path_is_calibrated():
         np.testing.assert_array_equal(log_evidence.island_evidence(run), island)
     assert 0.75 < np.std(scores, ddof=1) < 1.35
     assert abs(np.mean(scores)) < 4 / np.sqrt(40)
+
+
+def test_a_rate_that_is_linear_in_the_gradient_does_not_carry_particles_too_far():
+    """Of a count of zero a rise of the temperature seems to cost nothing at the prior."""
+
+    def model(y):
+        rate = numpyro.sample("rate", dist.Gamma(0.7, 0.3))
+        numpyro.sample("y", dist.Poisson(rate).expand([3]), obs=y)
+
+    jala, y = JALAEM(model), np.zeros(3, np.float32)
+    ratios = []
+    for seed in range(30):
+        jala.run(random.key(seed), 0, y, progress_bar=False)
+        path = jala.diagnostics()["recursive_log_evidence"]
+        ratios.append(np.exp(path - 0.7 * np.log(0.3 / 3.3)))
+    assert_mean(ratios, 1.0, resolution=0.25)
 
 
 def test_the_evidence_does_not_drift_in_a_long_run(compiled_means):

@@ -15,6 +15,7 @@ from numpyro_jala.backend import blocks
 from numpyro_jala.engine import em, evaluation, tempering, transport
 from numpyro_jala.engine.curvature import second_derivative
 from numpyro_jala.engine.evaluation import Target
+from numpyro_jala.engine.factor import solve
 from numpyro_jala.engine.state import (
     ANNEAL,
     ANNEAL_FIXED,
@@ -80,11 +81,23 @@ def plan(
         hold = (stage == ANNEAL) & (newton_decrement > _hold_above(temperature))
         slope = carried.rate[..., 0]
         temperature = tempering.next_temperature(
-            temperature, weight, slope, drift, hold, settings.temperature_drop
+            temperature,
+            weight,
+            slope,
+            drift,
+            _reach(problem, state, carried.shift[:, :1]),
+            hold,
+            settings.temperature_drop,
         )
     target = Target(state.target.params + step, temperature)
     plan = Plan(target, carried.shift, carried.learned, score, newton_decrement, cost)
     return plan, optim_state
+
+
+def _reach(problem: Problem, state: State, shift: Array) -> Array:
+    """Return how far a shift (num_islands, 1, dim) goes in whitened coordinates."""
+    partition = problem.partition
+    return partition.total(solve(state.factor, partition, shift) ** 2)[..., 0] ** 0.5
 
 
 def _hold_above(temperature: Array) -> float:

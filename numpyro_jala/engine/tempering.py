@@ -12,6 +12,11 @@ from numpyro_jala.engine.weights import conditional_fraction
 
 #: Share of the effective sample size that one change of the target may cost.
 DROP = 0.03
+#: Standard deviations that particles may follow a rise of the temperature. Its cost is seen to
+#: first order: a rate that is linear in the gradient seems to cost nothing at any distance. Of
+#: a Gamma prior and a count of zero, where it is, one step went from prior to posterior and
+#: the log-evidence along the path was 4 nats low in every island.
+FARTHEST = 0.5
 _LOG_INCREMENTS = np.linspace(-40.0, 0.0, 80)
 
 
@@ -65,6 +70,7 @@ def next_temperature(
     weight: Array,
     slope: Array,
     drift: Array,
+    reach: Array,
     hold: Array,
     drop: float = DROP,
 ) -> Array:
@@ -72,12 +78,19 @@ def next_temperature(
 
     An island goes as far as the other islands could go. With ``hold`` the temperature
     stays where it is, unless it is zero still.
+
+    Parameters
+    ----------
+    reach
+        How far particles that follow the temperature would go for a unit of it, in
+        standard deviations, (num_islands, components).
     """
 
     def advance() -> Array:
         increments = longest_increment(weight, slope, drift, drop)
         increment = loo_island_mean(increments, is_alive(weight))
-        new = jnp.minimum(temperature + jnp.exp(increment), 1.0)
+        most = FARTHEST / jnp.maximum(reach, FARTHEST)
+        new = jnp.minimum(temperature + jnp.minimum(jnp.exp(increment), most), 1.0)
         return jnp.where(hold & (temperature > 0), temperature, new)
 
     return lax.cond(jnp.all(temperature >= 1), lambda: temperature, advance)

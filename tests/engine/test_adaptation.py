@@ -13,11 +13,11 @@ from numpyro_jala.engine.weights import conditional_fraction, normalise
 def test_an_island_heats_as_the_others_say():
     weight = normalise(random.normal(random.key(0), (4, 2, 50)))
     slope = random.normal(random.key(2), (4, 2, 50))
-    hold, rest = jnp.asarray(False), jnp.zeros((4, 2, 50))
+    hold, rest, near = jnp.asarray(False), jnp.zeros((4, 2, 50)), jnp.zeros((4, 2))
     now = jnp.full((4, 2), 0.1)
-    first = tempering.next_temperature(now, weight, 1e3 * slope, rest, hold)
+    first = tempering.next_temperature(now, weight, 1e3 * slope, rest, near, hold)
     other = tempering.next_temperature(
-        now, weight, 1e3 * slope.at[1, 0].multiply(9), rest, hold
+        now, weight, 1e3 * slope.at[1, 0].multiply(9), rest, near, hold
     )
     assert first[1, 0] == other[1, 0] and first[0, 0] != other[0, 0]
     # Nor does a component depend on another.
@@ -74,10 +74,11 @@ def test_an_island_goes_as_far_as_the_others_on_average_could():
     slope, rest = scale * random.normal(random.key(0), (3, 2, 400)), jnp.zeros((3, 2, 400))
     wish = tempering.longest_increment(weight, slope, rest)
     now = jnp.array([[0.1, 0.3], [0.2, 0.2], [0.3, 0.1]])
-    found = tempering.next_temperature(now, weight, slope, rest, jnp.asarray(False))
+    near = jnp.zeros((3, 2))
+    found = tempering.next_temperature(now, weight, slope, rest, near, jnp.asarray(False))
     far = [np.exp((wish[1] + wish[2]) / 2), np.exp((wish[0] + wish[2]) / 2)]
     np.testing.assert_allclose(found[:2] - now[:2], far, rtol=1e-4)
-    held = tempering.next_temperature(now, weight, slope, rest, jnp.asarray(True))
+    held = tempering.next_temperature(now, weight, slope, rest, near, jnp.asarray(True))
     np.testing.assert_array_equal(held, now)
 
 
@@ -85,10 +86,24 @@ def test_temperatures_rise_until_all_have_arrived():
     weight, slope = jnp.full((2, 3, 50), 1 / 50), jnp.zeros((2, 3, 50))
     # A component that is at zero does not wait, and none goes beyond one.
     now = jnp.array([[1.0, 0.4, 0.0], [1.0, 0.4, 0.0]])
-    held = tempering.next_temperature(now, weight, slope, slope, jnp.asarray(True))
+    near = jnp.zeros((2, 3))
+    held = tempering.next_temperature(now, weight, slope, slope, near, jnp.asarray(True))
     np.testing.assert_allclose(held, [[1.0, 0.4, 1.0]] * 2)
-    free = tempering.next_temperature(now, weight, slope, slope, jnp.asarray(False))
+    free = tempering.next_temperature(now, weight, slope, slope, near, jnp.asarray(False))
     np.testing.assert_allclose(free, 1.0)
+
+
+def test_particles_follow_a_rise_of_the_temperature_not_too_far():
+    weight, nothing = jnp.full((2, 3, 50), 1 / 50), jnp.zeros((2, 3, 50))
+    now = jnp.full((2, 3), 0.2)
+    reach = jnp.array([[0.0, 4.0, 0.3], [0.0, 20.0, 2.0]])
+    found = tempering.next_temperature(
+        now, weight, nothing, nothing, reach, jnp.asarray(False)
+    )
+    rise = np.minimum(
+        tempering.FARTHEST / np.array([[1e-9, 4.0, 0.3], [1e-9, 20.0, 2.0]]), 0.8
+    )
+    np.testing.assert_allclose(found - now, rise, rtol=1e-5)
 
 
 def test_weights_fall_where_the_slope_is_large():
