@@ -464,8 +464,8 @@ class JALAEM(Fitter):
         if fitted.mode is not None:
             fixed = self._with_band(fixed, first, arrays)
         if start.state is not None:
-            _check_coordinates(start.state, fixed.layout)
             _check_components(start.state, fixed.layout.partition)
+            _check_coordinates(start.state, fixed.layout)
         data = Data(arrays, fitted.gaussian, fitted.mode, fixed.layout.index())
         return Run(fixed, data, trace, args, kwargs, fitted.num_evaluations)
 
