@@ -102,13 +102,17 @@ def few_steps(
 
 
 def _is_better(here: Score, there: Score) -> Any:
-    """Tell whether draws serve there too, and the log-likelihood rises.
+    """Tell whether the draws serve there too, and the likelihood is no lower."""
+    return (there.ess >= _COVERS * here.ess) & _rises(here, there)
 
-    Or changes by no more than rounding. Component by component: the sum over a million has
-    no digit left for it.
+
+def _rises(here: Score, there: Score) -> Any:
+    """Tell whether the log-likelihood rises, or changes by no more than rounding.
+
+    Component by component: the sum over a million has no digit left for it.
     """
     rise = total(there.log_evidence, -here.log_evidence)
-    return (there.ess >= _COVERS * here.ess) & (rise >= -_ROUNDING * here.rounding)
+    return rise >= -_ROUNDING * here.rounding
 
 
 def differences(
