@@ -74,7 +74,8 @@ class Fit(NamedTuple):
     log_evidence, standard_error
         At the estimates, and its standard error.
     state
-        At the estimates: its weighted particles represent the posterior of the latents.
+        At the estimates: its particles represent the posterior of the latents, those of each
+        component with weights of their own.
     """
 
     params: dict[str, Tree]
@@ -253,7 +254,9 @@ class JALAEM(Fitter):
     ) -> State:
         """Return a state whose particles stand for the posterior.
 
-        The default optimiser moves params that are far off on the way there.
+        The default optimiser moves params that are far off on the way there. Latents form
+        components as in :meth:`run`. Of data that are traced, as arguments of ``jax.jit``,
+        the values are not known: then only those components that hold whatever they are.
         """
         model_key, start_key = random.split(rng_key)
         fixed, arrays, trace = self._inspect(model_key, args, kwargs)
@@ -268,7 +271,11 @@ class JALAEM(Fitter):
         return programs.anneal(fixed, data, program(*call))
 
     def update(self, state: State, *args: Any, **kwargs: Any) -> tuple[State, Info]:
-        """Take one EM step: move the parameters, then the particles."""
+        """Take one EM step: move the parameters, then the particles.
+
+        In a loop, jit it with the data closed over, so that the components are known:
+        ``jax.jit(lambda state: jala.update(state, *data))``.
+        """
         fixed, data = self._given(args, kwargs)
         self._check_state(state, fixed, data, args, kwargs)
         new: tuple[State, Info] = programs.em_step(fixed, data, state)
@@ -279,14 +286,22 @@ class JALAEM(Fitter):
         return self._constrain_params(state.target.params)
 
     def evaluate(self, state: State, *args: Any, **kwargs: Any) -> Array:
-        """Return the recursive estimate of the log-evidence at the state's parameters."""
+        """Return the recursive estimate of the log-evidence at the state's parameters.
+
+        It is a sum over all components, along the path that the particles went.
+        """
         return sampler.path_evidence(state.cloud)[0]
 
     def finish(self, state: State, *args: Any, **kwargs: Any) -> Fit:
         """Rest at the estimate, and find the log-evidence there afresh.
 
-        With :meth:`init` and :meth:`update` a whole fit is pure, and many of them can be
-        had at once by ``jax.vmap`` or ``jax.lax.map``.
+        Of several components each by importance draws, or a bridge to them, as :meth:`run`
+        does; and two Newton steps on such draws improve the estimate, if the optimiser is the
+        default one for few parameters.
+
+        With :meth:`init` and :meth:`update` a whole fit is pure, and many of them can be had
+        at once by ``jax.vmap`` or ``jax.lax.map``. Outside of a trace the evidence is a sum
+        in double precision.
         """
         options.check_can_bridge(self.num_islands)
         fixed, data = self._given(args, kwargs)
