@@ -18,7 +18,7 @@ from numpyro_jala.engine.state import Problem, Settings
 from numpyro_jala.inference import options
 from numpyro_jala.inference.programs import Data, Fixed, problem_of
 from numpyro_jala.model import arguments, validation
-from numpyro_jala.model.arguments import Frozen, as_jax_arrays, split_call
+from numpyro_jala.model.arguments import Frozen, as_jax_arrays, is_traced, split_call
 from numpyro_jala.model.density import Layout
 from numpyro_jala.model.enumeration import OwnInfer
 from numpyro_jala.model.inspection import components_of, lay_out
@@ -65,39 +65,47 @@ class Fitter(Results, ABC):
         rng_key: PRNGKey,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        is_pure: bool = False,
     ) -> tuple[Fixed, list[Array], Trace]:
-        """Run the model once; find or make what compiled functions hang on.
-
-        The pure interface may be traced, and components depend on values: there all
-        latents form one.
-        """
-        splits = self._splits and not is_pure
-        self._last, arrays, trace = self._look_up(rng_key, args, kwargs, splits)
+        """Run the model once; find or make what compiled functions hang on."""
+        arguments.check_integers(args, kwargs)
+        found = self._look_up_known(rng_key, args, kwargs)
+        found = found or self._look_up(rng_key, args, kwargs)
+        self._last, arrays, trace = found
         settings = self._last.settings
         self.num_particles = settings.num_islands * settings.num_particles
         return self._last, arrays, trace
 
-    def _look_up(
-        self,
-        rng_key: PRNGKey,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        splits: bool,
-    ) -> tuple[Fixed, list[Array], Trace]:
-        arguments.check_integers(args, kwargs)
+    def _look_up_known(
+        self, rng_key: PRNGKey, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Fixed, list[Array], Trace] | None:
+        """Look up data whose values are known, also from within a trace; None for others.
+
+        What is made then is of use outside of the trace too.
+        """
+        if any(map(is_traced, jax.tree.leaves((args, kwargs)))):
+            return None
         try:
-            trace = self._run_first(rng_key, args, kwargs)
+            with jax.core.eval_context():
+                some_key = random.key(0) if is_traced(rng_key) else rng_key
+                fixed, arrays, trace = self._look_up(some_key, args, kwargs)
         except ValueError as error:
-            if not isinstance(error.__cause__, validation.NUMPY_MET_TRACER):
-                raise
-            args, kwargs = as_jax_arrays((args, kwargs))
-            trace = self._run_first(rng_key, args, kwargs)
+            if isinstance(error.__cause__, jax.errors.UnexpectedTracerError):
+                return None  # the model itself holds what is traced
+            raise
+        if is_traced(rng_key):
+            trace = self._run_first(rng_key, args, kwargs)[1]
+        return fixed, arrays, trace
+
+    def _look_up(
+        self, rng_key: PRNGKey, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Fixed, list[Array], Trace]:
+        splits = self._splits
+        (args, kwargs), trace = self._run_first(rng_key, args, kwargs)
         validation.check_sites(trace)
         call, arrays = split_call(args, kwargs, keep_arrays=False)
         shapes = tuple((a.shape, str(a.dtype)) for a in arrays)
         around = [] if arrays else self._data_around(args, kwargs)
-        traced = any(isinstance(a, jax.core.Tracer) for a in [rng_key, *arrays, *around])
+        traced = any(map(is_traced, [rng_key, *arrays, *around]))
         values = () if traced else tuple(Frozen(np.asarray(a)) for a in around)
         known = call, shapes, values, splits
         if known in self._fixed and not traced:
@@ -116,9 +124,21 @@ class Fitter(Results, ABC):
         self._fixed[key] = fixed
         if key is not None and not keeps_arrays:
             self._variants[key] = {_digest(arrays): fixed}
-        return fixed, [] if keeps_arrays else arrays, trace
+        return fixed, split_call(args, kwargs, keeps_arrays)[1], trace
 
     def _run_first(
+        self, rng_key: PRNGKey, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Trace]:
+        """Run the model; return its arguments as JAX arrays where it takes no others."""
+        try:
+            return (args, kwargs), self._run_model(rng_key, args, kwargs)
+        except ValueError as error:
+            if not isinstance(error.__cause__, validation.NUMPY_MET_TRACER):
+                raise
+            args, kwargs = as_jax_arrays((args, kwargs))
+            return (args, kwargs), self._run_model(rng_key, args, kwargs)
+
+    def _run_model(
         self, rng_key: PRNGKey, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Trace:
         """Run the model, and say where it fails, if it does."""
@@ -167,8 +187,15 @@ class Fitter(Results, ABC):
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Problem, Settings]:
         """Return the problem that a pure step works on."""
-        fixed, arrays, _ = self._inspect(random.key(0), args, kwargs, is_pure=True)
-        return problem_of(fixed, Data(arrays, None)), fixed.settings
+        fixed, data = self._given(args, kwargs)
+        return problem_of(fixed, data), fixed.settings
+
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Fixed, Data]:
+        """Return what the pure functions work on, of which none begins with the model."""
+        with jax.core.eval_context():
+            rng_key = random.key(0)
+        fixed, arrays, _ = self._inspect(rng_key, args, kwargs)
+        return fixed, Data(arrays, tables=fixed.layout.index())
 
     def _first_params(
         self, layout: Layout, trace: Trace, values: dict[str, Tree] | None

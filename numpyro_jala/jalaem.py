@@ -19,7 +19,7 @@ from numpyro_jala._typing import Array, PRNGKey, Tree
 from numpyro_jala.backend import cache, sharding
 from numpyro_jala.engine import em, sampler
 from numpyro_jala.engine.partition import Partition
-from numpyro_jala.engine.state import EM_STEP, Info, Settings, State
+from numpyro_jala.engine.state import Info, Settings, State
 from numpyro_jala.fitter import Fitter
 from numpyro_jala.inference import (
     loop,
@@ -34,7 +34,9 @@ from numpyro_jala.inference.conclusion import conclude
 from numpyro_jala.inference.programs import Data, Fixed
 from numpyro_jala.inference.record import Run
 from numpyro_jala.model import validation
+from numpyro_jala.model.arguments import is_traced, name_arrays
 from numpyro_jala.model.density import Layout
+from numpyro_jala.model.inspection import deciding
 from numpyro_jala.model.sites import Trace, hold
 from numpyro_jala.results import diagnostics, profile
 from numpyro_jala.results.profile import Profile
@@ -72,30 +74,48 @@ class Fit(NamedTuple):
     log_evidence, standard_error
         At the estimates, and its standard error.
     state
-        At the estimates: its weighted particles represent the posterior of the latents.
+        At the estimates: its particles represent the posterior of the latents, those of each
+        component with weights of their own.
     """
 
     params: dict[str, Tree]
-    log_evidence: Array  # ()
-    standard_error: Array  # ()
+    log_evidence: Array | np.ndarray  # ()
+    standard_error: Array | np.ndarray  # ()
     state: State
 
 
-def _check_state(state: State, partition: Partition) -> None:
-    """Check that a state's particles are latents, in the components of the model."""
-    if state.mode is not None:
-        raise ValueError(
-            "The particles of the state live in the coordinates of a Laplace "
-            "approximation, which init, update and finish do not know. Continue by "
-            "run(..., init_state=...), or run with reference='prior'."
-        )
+def _check_components(state: State, partition: Partition) -> None:
+    """Check that a state's latents form as many components as those of the data."""
     given, found = state.target.temperature.shape[-1], partition.num_components
     if given != found:
         raise ValueError(
-            f"The latents of the state form {given} components, but init, update and "
-            f"finish may be traced and take all of them as {found}. Make the state by "
-            "init, or run with components='joint'."
+            f"The latents of the state form {_count(given)}, and those of the model with "
+            f"these data {found}. Make the state by init or run with the same data, traced "
+            "in both calls or in neither, or let all latents form one component by "
+            "JALAEM(model, components='joint')."
         )
+
+
+def _check_traced(
+    state: State, fixed: Fixed, arrays: list[Array], names: list[str]
+) -> None:
+    """Check that a state's components hold whatever the values of traced data."""
+    found = fixed.layout.partition.num_components
+    given = state.target.temperature.shape[-1]
+    if given <= found or not any(map(is_traced, arrays)):
+        return
+    decide = [f"argument {names[i]}" for i in deciding(fixed.layout, arrays)]
+    who = f"{' and '.join(decide) or 'an argument'} decide{'s' * (len(decide) < 2)}"
+    raise ValueError(
+        f"The latents of the state form {_count(given)}. Here the data are traced, and "
+        f"whatever their values are it is {found} at least: {who} what the groups are. "
+        "Close over the data, as in jax.jit(lambda state: jala.update(state, *data)), or "
+        "let all latents form one component by JALAEM(model, components='joint')."
+    )
+
+
+def _count(num_components: int) -> str:
+    return f"{num_components} component{'s' * (num_components > 1)}"
 
 
 def _check_coordinates(state: State, layout: Layout) -> None:
@@ -234,11 +254,13 @@ class JALAEM(Fitter):
     ) -> State:
         """Return a state whose particles stand for the posterior.
 
-        The default optimiser moves params that are far off on the way there.
+        The default optimiser moves params that are far off on the way there. Latents form
+        components as in :meth:`run`. Of data that are traced, as arguments of ``jax.jit``,
+        the values are not known: then only those components that hold whatever they are.
         """
         model_key, start_key = random.split(rng_key)
-        fixed, arrays, trace = self._inspect(model_key, args, kwargs, is_pure=True)
-        data = Data(arrays, None)
+        fixed, arrays, trace = self._inspect(model_key, args, kwargs)
+        data = Data(arrays, tables=fixed.layout.index())
         if self.reference not in ("auto", "prior") and init_particles is None:
             raise ValueError(
                 f"init is pure and reference={self.reference!r} has to be fitted. Use "
@@ -249,34 +271,63 @@ class JALAEM(Fitter):
         return programs.anneal(fixed, data, program(*call))
 
     def update(self, state: State, *args: Any, **kwargs: Any) -> tuple[State, Info]:
-        """Take one EM step: move the parameters, then the particles."""
-        problem, settings = self._problem(args, kwargs)
-        _check_state(state, problem.partition)
-        stage = jnp.asarray(EM_STEP)
-        goal = state.target.params
-        with sharding.over(self.mesh):
-            return sampler.step(problem, settings, state, stage, goal, stage)
+        """Take one EM step: move the parameters, then the particles.
+
+        In a loop, jit it with the data closed over, so that the components are known:
+        ``jax.jit(lambda state: jala.update(state, *data))``.
+        """
+        fixed, data = self._given(args, kwargs)
+        self._check_state(state, fixed, data, args, kwargs)
+        new: tuple[State, Info] = programs.em_step(fixed, data, state)
+        return new
 
     def get_params(self, state: State) -> dict[str, Tree]:
         """Return the constrained parameters of a state of this object's model."""
         return self._constrain_params(state.target.params)
 
     def evaluate(self, state: State, *args: Any, **kwargs: Any) -> Array:
-        """Return the recursive estimate of the log-evidence at the state's parameters."""
+        """Return the recursive estimate of the log-evidence at the state's parameters.
+
+        It is a sum over all components, along the path that the particles went.
+        """
         return sampler.path_evidence(state.cloud)[0]
 
     def finish(self, state: State, *args: Any, **kwargs: Any) -> Fit:
         """Rest at the estimate, and find the log-evidence there afresh.
 
-        With :meth:`init` and :meth:`update` a whole fit is pure, and many of them can be
-        had at once by ``jax.vmap`` or ``jax.lax.map``.
+        Of several components each by importance draws, or a bridge to them, as :meth:`run`
+        does; and two Newton steps on such draws improve the estimate, if the optimiser is the
+        default one for few parameters.
+
+        With :meth:`init` and :meth:`update` a whole fit is pure, and many of them can be had
+        at once by ``jax.vmap`` or ``jax.lax.map``. Outside of a trace the evidence is a sum
+        in double precision.
         """
         options.check_can_bridge(self.num_islands)
-        fixed, arrays, _ = self._inspect(random.key(0), args, kwargs, is_pure=True)
-        _check_state(state, fixed.layout.partition)
-        found = settling.settle(fixed, Data(arrays, None), state)
+        fixed, data = self._given(args, kwargs)
+        self._check_state(state, fixed, data, args, kwargs)
+        found = settling.settle(fixed, data, state)
         params, log_evidence, error, state = found
         return Fit(fixed.layout.constrain_params(params), log_evidence, error, state)
+
+    def _check_state(
+        self,
+        state: State,
+        fixed: Fixed,
+        data: Data,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Check that a state's particles are latents, in the components of the data."""
+        if state.mode is not None:
+            raise ValueError(
+                "The particles of the state live in the coordinates of a Laplace "
+                "approximation, which init, update and finish do not know. Continue by "
+                "run(..., init_state=...), or run with reference='prior'."
+            )
+        names = name_arrays(self.model, args, kwargs)
+        _check_traced(state, fixed, data.arrays, names)
+        _check_components(state, fixed.layout.partition)
 
     # -- the run ------------------------------------------------------------------------
 
@@ -428,6 +479,7 @@ class JALAEM(Fitter):
         if fitted.mode is not None:
             fixed = self._with_band(fixed, first, arrays)
         if start.state is not None:
+            _check_components(start.state, fixed.layout.partition)
             _check_coordinates(start.state, fixed.layout)
         data = Data(arrays, fitted.gaussian, fitted.mode, fixed.layout.index())
         return Run(fixed, data, trace, args, kwargs, fitted.num_evaluations)

@@ -13,9 +13,11 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
+from numpyro_jala._typing import Array
 from numpyro_jala.backend.blocks import inner_programs
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -37,6 +39,34 @@ def exactly(function: Function) -> Function:
             return function(*args, **kwargs)
 
     return exact  # type: ignore[return-value]
+
+
+def total(*parts: Array | np.ndarray) -> Array | np.ndarray:
+    """Sum arrays over their last axis and add them up, without the error of rounding.
+
+    In double precision where the values are known. Where they are traced there may be none:
+    then each addition of a tree keeps what it rounds off (Møller 1965), and only the sum is
+    rounded.
+    """
+    shape = np.broadcast_shapes(*(part.shape[:-1] for part in parts))
+    if not any(isinstance(part, jax.core.Tracer) for part in parts):
+        sums = [np.sum(np.asarray(part, np.float64), -1) for part in parts]
+        return np.asarray(sum(np.broadcast_to(each, shape) for each in sums))
+    full = [jnp.broadcast_to(part, (*shape, part.shape[-1])) for part in parts]
+    values = jnp.concatenate(full, -1)
+    lost = jnp.zeros_like(values)
+    while (size := values.shape[-1]) > 1:
+        (first, second), (a, b) = (_halves(each, size) for each in (values, lost))
+        values = first + second
+        back = values - first
+        lost = a + b + ((first - (values - back)) + (second - back))
+    return (values + lost).sum(-1)
+
+
+def _halves(values: Array, size: int) -> list[Array]:
+    """Part the last axis in two, of an even length."""
+    rows = [(0, 0)] * (values.ndim - 1)
+    return jnp.split(jnp.pad(values, [*rows, (0, size % 2)]), 2, -1)
 
 
 def choose(platform: str, jaxpr: Jaxpr, num_latents: int) -> str:

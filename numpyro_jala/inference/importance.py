@@ -23,6 +23,7 @@ from jax.scipy.special import logsumexp, ndtri
 from scipy.stats import qmc
 
 from numpyro_jala._typing import Array, PRNGKey
+from numpyro_jala.backend.precision import total
 from numpyro_jala.engine import student
 from numpyro_jala.engine.factor import apply, log_determinant, solve
 from numpyro_jala.engine.partition import Partition
@@ -206,20 +207,17 @@ def each(found: Importance, level: np.ndarray) -> np.ndarray:
     return np.subtract(found.log_evidence, level, dtype=np.float64)
 
 
-def summed(found: Importance, level: np.ndarray) -> Bridge:
+def summed(found: Importance, level: Array | np.ndarray) -> Bridge:
     """Sum over components, whose potentials are higher by ``level`` than given.
 
-    In double precision: of a sum of a million, single precision keeps no digit after the
-    point.
+    Without the error of rounding: of a sum of a million, single precision keeps no digit
+    after the point.
     """
-    variance, islands = (
-        np.asarray(part, np.float64) for part in (found.variance, found.islands)
-    )
-    num_islands = len(islands)
-    by_island = np.sum(islands + num_islands * variance / 2 - level, 1)
+    num_islands = len(found.islands)
+    correction = num_islands * found.variance / 2
     return Bridge(
-        np.asarray(np.sum(each(found, level))),
-        np.asarray(np.sqrt(variance.sum())),
-        np.asarray(found.ess).min(),
-        by_island,
+        total(found.log_evidence, -level),
+        total(found.variance) ** 0.5,
+        found.ess.min(),
+        total(found.islands, correction, -level),
     )

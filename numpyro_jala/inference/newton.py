@@ -7,18 +7,23 @@ particles: that makes it one smooth function. Out go parameters, or the informat
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_jala._typing import Array
+from numpyro_jala.backend.precision import total
 from numpyro_jala.inference.estimation import Score
 from numpyro_jala.inference.information import Information
 
 #: Most times that the maximum is sought with new draws.
 ROUNDS = 6
 _NEWTON_STEPS, _HALVINGS = 8, 6
+#: Steps where Python does not look on.
+_FEW_STEPS = 2
 #: Share of their effective size that draws may keep where they serve other params.
 _COVERS = 0.3
 #: Roundings of a component's potential: one of a sum over its rows is not the only one.
@@ -72,8 +77,7 @@ def maximise(
         for _ in range(_HALVINGS):
             there = params + jnp.asarray(step, params.dtype)
             new = score_at(there)
-            covers = new.ess >= _COVERS * here.ess
-            if covers and _rises(here, new):
+            if _is_better(here, new):
                 break
             step = step / 2
         else:
@@ -83,13 +87,32 @@ def maximise(
     return Maximum(params, by_island(here), as_new)
 
 
-def _rises(here: Score, there: Score) -> bool:
+def few_steps(
+    score_at: Callable[[Array], Score], params: Array, covariance: Array
+) -> Array:
+    """Take a few steps of Newton's method, whatever they find: they can be traced."""
+    here = score_at(params)
+    for _ in range(_FEW_STEPS):
+        there = params - covariance @ here.score.mean(0)
+        new = score_at(there)
+        better = _is_better(here, new)
+        pairs = (there, new), (params, here)
+        params, here = jax.tree.map(partial(jnp.where, better), *pairs)
+    return params
+
+
+def _is_better(here: Score, there: Score) -> Any:
+    """Tell whether the draws serve there too, and the likelihood is no lower."""
+    return (there.ess >= _COVERS * here.ess) & _rises(here, there)
+
+
+def _rises(here: Score, there: Score) -> Any:
     """Tell whether the log-likelihood rises, or changes by no more than rounding.
 
     Component by component: the sum over a million has no digit left for it.
     """
-    before, after = (np.asarray(each.log_evidence, np.float64) for each in (here, there))
-    return bool(np.sum(after - before) >= -_ROUNDING * here.rounding)
+    rise = total(there.log_evidence, -here.log_evidence)
+    return rise >= -_ROUNDING * here.rounding
 
 
 def differences(

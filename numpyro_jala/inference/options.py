@@ -149,7 +149,11 @@ def check_init_params(values: dict[str, Any], constraints: dict[str, Any]) -> No
         )
     for name, value in values.items():
         for leaf in jax.tree.leaves(value):
-            if not bool(jnp.all(constraints[name](jnp.asarray(leaf, float)))):
+            if isinstance(leaf, jax.core.Tracer):
+                continue  # its value is not known
+            with jax.core.eval_context():
+                inside = bool(jnp.all(constraints[name](jnp.asarray(leaf, float))))
+            if not inside:
                 raise ValueError(
                     f"init_params[{name!r}] = {np.asarray(leaf)} lies outside the site's "
                     f"constraint {constraints[name]}."

@@ -25,6 +25,7 @@ from numpyro_jala.engine.resampling import systematic
 from numpyro_jala.engine.state import (
     ANNEAL,
     ANNEAL_FIXED,
+    EM_STEP,
     Info,
     Problem,
     Settings,
@@ -201,6 +202,32 @@ def initial_state_given(
     return _with_coordinates(state, layout, data)
 
 
+def _step(
+    problem: Problem, fixed: Fixed, state: State, stage: Array, goal: Array, wait: Array
+) -> tuple[State, Info]:
+    """Take one step, which has two moves where params and particles take turns."""
+
+    def move(_: Array | int, both: tuple[State, Info]) -> tuple[State, Info]:
+        at = stage, goal, wait
+        new, info = sampler.step(problem, fixed.settings, both[0], *at)
+        return new, together(both[1], info)
+
+    both = state, no_info(state)
+    if not fixed.settings.takes_turns:  # an accelerator waits at each turn of a loop
+        return move(0, both)
+    num_moves = turns.num_moves(fixed.settings, stage)
+    found: tuple[State, Info] = lax.fori_loop(0, num_moves, move, both)
+    return found
+
+
+@partial(jax.jit, static_argnums=0)
+@on_mesh
+def em_step(fixed: Fixed, data: Data, state: State) -> tuple[State, Info]:
+    """Move the parameters, then the particles."""
+    stage, goal = jnp.asarray(EM_STEP), state.target.params
+    return _step(problem_of(fixed, data), fixed, state, stage, goal, stage)
+
+
 @partial(jax.jit, static_argnums=0)
 @on_mesh
 def run_steps(
@@ -217,18 +244,7 @@ def run_steps(
 
     def body(carry: Any) -> Any:
         current, infos, count = carry
-
-        def move(_: Array | int, both: tuple[State, Info]) -> tuple[State, Info]:
-            at = stage, goal, wait - count
-            new, info = sampler.step(problem, fixed.settings, both[0], *at)
-            return new, together(both[1], info)
-
-        both = current, no_info(state)
-        if fixed.settings.takes_turns:
-            num_moves = turns.num_moves(fixed.settings, stage)
-            current, info = lax.fori_loop(0, num_moves, move, both)
-        else:  # an accelerator waits at each turn of a loop
-            current, info = move(0, both)
+        current, info = _step(problem, fixed, current, stage, goal, wait - count)
         infos = jax.tree.map(lambda all_, one: all_.at[count].set(one), infos, info)
         return current, infos, count + 1
 
@@ -244,6 +260,7 @@ def run_steps(
     return lax.while_loop(unfinished, body, (state, infos, jnp.zeros((), int)))
 
 
+@partial(jax.jit, static_argnums=0)
 @on_mesh
 def anneal(fixed: Fixed, data: Data, state: State) -> State:
     """Walk from the reference to the posterior in one go."""
@@ -254,8 +271,10 @@ def anneal(fixed: Fixed, data: Data, state: State) -> State:
         return sampler.step(problem, fixed.settings, current, stage, params, stage)[0]
 
     def unfinished(current: State) -> Array:
-        alive = jnp.isfinite(current.cloud.log_weight).any()
-        return jnp.any(current.target.temperature < 1) & alive
+        # A component goes no further whose islands have no others to learn from.
+        alive = jnp.isfinite(current.cloud.log_weight).any(-1).sum(0)
+        lives = jnp.all(alive >= min(2, fixed.settings.num_islands))
+        return jnp.any(current.target.temperature < 1) & lives
 
     return lax.while_loop(unfinished, body, state)
 

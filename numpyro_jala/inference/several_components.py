@@ -27,15 +27,12 @@ from numpyro_jala.inference import (
     pareto,
 )
 from numpyro_jala.inference.clouds import AtRest
-from numpyro_jala.inference.draws import Draws, define_draws
+from numpyro_jala.inference.draws import Draws, define_draws, num_for_score
 from numpyro_jala.inference.estimation import Score
 from numpyro_jala.inference.information import Information
 from numpyro_jala.inference.record import Ending, HeavyTail, Run
 from numpyro_jala.inference.snapshots import Snapshot
 
-#: The score of the marginal likelihood takes this share of the evidence's draws, if all
-#: components are small; in more dimensions it is noisier.
-_SCORE_SHARE = 4
 #: Components from which fewer draws serve for the information: its noise falls with the
 #: root of their number, and with the draws, which are quasi-random, about in proportion.
 _FEW_COMPONENTS = 1_000
@@ -91,9 +88,7 @@ def _climb(
     covariance = _rough_covariance(run, found)
     if covariance is None:
         covariance = np.nan_to_num(run.uncertainty(found).covariance)
-    num_draws = run.fixed.settings.num_draws
-    if run.fixed.layout.partition.has_small_components:
-        num_draws //= _SCORE_SHARE
+    num_draws = num_for_score(run.fixed)
     for index in range(newton.ROUNDS):
         draws = _draws(run, rng_key, here, num_draws, found.motion)
         score_at = partial(_score, run, draws)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,17 +58,46 @@ def split_call(
     """Part the arrays among a model's arguments from what fixes its structure.
 
     With ``keep_arrays`` the arrays stay in the call, for models that look at values (a
-    plate of size ``group.max() + 1``): other data then mean another compilation.
+    plate of size ``group.max() + 1``): other data then mean another compilation. Those that
+    are traced have no values to keep.
     """
     leaves, tree = jax.tree.flatten((args, kwargs))
-    is_data = [
-        isinstance(leaf, np.ndarray | jax.Array) and not keep_arrays for leaf in leaves
-    ]
+    is_data = [is_traced(leaf) or (_is_array(leaf) and not keep_arrays) for leaf in leaves]
     frozen = tuple(
         None if data else Frozen(leaf) for leaf, data in zip(leaves, is_data, strict=True)
     )
-    arrays = [jnp.asarray(leaf) for leaf, data in zip(leaves, is_data, strict=True) if data]
+    with jax.core.eval_context():  # within a trace what is known would else be traced
+        arrays = [
+            jnp.asarray(leaf) for leaf, data in zip(leaves, is_data, strict=True) if data
+        ]
     return Call(tree, frozen), arrays
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray | jax.Array)
+
+
+def is_traced(leaf: Any) -> bool:
+    """Tell whether JAX traces a function of this, so that its value is not known."""
+    return isinstance(leaf, jax.core.Tracer)
+
+
+def name_arrays(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[str]:
+    """Name the arrays among a model's arguments, in the order in which they are parted."""
+    try:
+        names = list(inspect.signature(model).parameters)
+    except (TypeError, ValueError):  # what is callable need not have a signature
+        names = []
+    found = []
+    for path, leaf in jax.tree_util.tree_flatten_with_path((args, kwargs))[0]:
+        if _is_array(leaf):
+            first: Any = getattr(path[1], "idx", getattr(path[1], "key", ""))
+            is_named = isinstance(first, int) and first < len(names)
+            name = names[first] if is_named else first
+            found.append(f"{name!r}{jax.tree_util.keystr(path[2:])}")
+    return found
 
 
 def as_jax_arrays(tree: Tree) -> Tree:

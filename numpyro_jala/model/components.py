@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_jala._typing import Array, Potential
+from numpyro_jala._typing import Array, Potential, Tree
 from numpyro_jala.engine.partition import Partition, partition
 from numpyro_jala.engine.segments import Segments
 from numpyro_jala.model.dependence.find import confirm, find
@@ -73,11 +73,12 @@ class Components:
 
 
 def find_components(
-    term_fn: TermFn, params: Array, anchor: Array, rng_key: Array
+    term_fn: Callable[[Tree, Array], Terms], params: Tree, anchor: Array, rng_key: Array
 ) -> Components | None:
     """Find the components of a model, or None if there is but one.
 
-    What is found in the program is confirmed by derivatives.
+    What is found in the program is confirmed by derivatives. The components hold whatever
+    the values of the params, which may be any tree of arrays.
     """
     point_key, confirm_key = jax.random.split(rng_key)
     noise = jax.random.normal(point_key, (_NUM_POINTS, anchor.size), anchor.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -17,8 +18,8 @@ from numpyro.distributions import constraints
 
 from numpyro_jala._typing import Array
 from numpyro_jala.backend import blocks, compilation, precision
-from numpyro_jala.model.arguments import Call, split_call
-from numpyro_jala.model.components import Components, find_components
+from numpyro_jala.model.arguments import Call, is_traced, split_call
+from numpyro_jala.model.components import Components, Terms, find_components
 from numpyro_jala.model.density import Layout
 from numpyro_jala.model.dependence.find import find
 from numpyro_jala.model.enumeration import check_masks, check_sum
@@ -82,17 +83,16 @@ def lay_out(
         fastest = precision.choose(jax.default_backend(), program, layout.dim)
         rough_gradient = fastest == precision.THREE_PASSES
         layout = replace(layout, precision=fastest, rough_gradient=rough_gradient)
-    layout = _hold_flat(layout, moved) if has_mask else layout
+    layout = _hold_flat(layout, moved, arrays) if has_mask else layout
     if scales and not has_mask and not layout.discrete:
         layout = _in_scales(layout, trace, partial(model, *args, **kwargs))
-    if any(isinstance(array, jax.core.Tracer) for array in [layout.anchor, *arrays]):
-        return layout
     if layout.discrete:
         return layout
-    if not splits or layout.imputed:
+    if splits and not layout.imputed:
+        return replace(layout, components=components_of(layout, arrays))
+    if not any(map(is_traced, [layout.anchor, *arrays])):
         _warn_of_indices(layout, arrays)
-        return layout
-    return replace(layout, components=components_of(layout, arrays))
+    return layout
 
 
 def _flat_layout(
@@ -158,9 +158,80 @@ def continuous_sites(trace: Trace) -> Trace:
 
 
 def components_of(layout: Layout, arrays: list[Array]) -> Components | None:
-    """Find the independent components of the latents."""
+    """Find the independent components of the latents.
+
+    Of arrays that are traced the values are not known: then those that hold whatever they
+    are.
+    """
+    if any(map(is_traced, arrays)):
+        return components_without(layout, arrays, list(map(is_traced, arrays)))
+    if is_traced(layout.anchor):  # the model itself holds what is traced
+        return None
     at = layout.terms(arrays), layout.init_params, _moving_anchor(layout)
     return find_components(*at, jax.random.key(0))
+
+
+def components_without(
+    layout: Layout, arrays: list[Array], unknown: list[bool]
+) -> Components | None:
+    """Find the components that hold whatever the values of some of the arrays.
+
+    These are inputs of the program that is followed, as the params are. Where it has to be
+    evaluated, to confirm what was found, other data stand in for those that are traced.
+    """
+    with jax.core.eval_context(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they would be about the stand-ins
+        given = [_stand_in(i, each) for i, each in enumerate(arrays)]
+        try:
+            plain = _lay_out_again(layout, given)
+        except Exception:  # a model that does not take them: one component is always right
+            return None
+
+        def terms(inputs: tuple[Array, list[Array]], position: Array) -> Terms:
+            params, own = inputs[0], iter(inputs[1])
+            pairs = zip(given, unknown, strict=True)
+            whole = [next(own) if is_open else array for array, is_open in pairs]
+            return plain.terms(whole)(params, position)
+
+        own = [array for array, is_open in zip(given, unknown, strict=True) if is_open]
+        at = (plain.init_params, own), plain.anchor
+        return find_components(terms, *at, jax.random.key(0))
+
+
+def deciding(layout: Layout, arrays: list[Array]) -> list[int]:
+    """Return which traced arrays decide by themselves how latents fall into components.
+
+    Those with which there would be more of them, were their values known.
+    """
+
+    def count(known: int | None) -> int:
+        unknown = [is_traced(each) and i != known for i, each in enumerate(arrays)]
+        found = components_without(layout, arrays, unknown)
+        return 1 if found is None else found.partition.num_components
+
+    least = count(None)
+    return [i for i, each in enumerate(arrays) if is_traced(each) and count(i) > least]
+
+
+def _stand_in(number: int, array: Array) -> Array:
+    """Return the array itself, or if it is traced, others of its kind."""
+    if not is_traced(array):
+        return array
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        key = jax.random.fold_in(jax.random.key(1), number)
+        return jax.random.normal(key, array.shape, array.dtype)
+    return jnp.zeros(array.shape, array.dtype)
+
+
+def _lay_out_again(layout: Layout, arrays: list[Array]) -> Layout:
+    """Lay the sites out with other data, of which all is known."""
+    args, kwargs = layout.call.fill(arrays)
+    trace = run_once(layout.model, jax.random.key(0), args, kwargs)
+    plain = _flat_layout(layout.model, trace, layout.call, layout.is_noisy)
+    plain = replace(plain, precision=layout.precision)
+    if not layout.scaled:
+        return plain
+    return _in_scales(plain, trace, partial(layout.model, *args, **kwargs))
 
 
 def _warn_of_indices(layout: Layout, arrays: list[Array]) -> None:
@@ -237,9 +308,9 @@ def _trace_density(layout: Layout, arrays: list[Array]) -> Jaxpr:
         ) from error
 
 
-def _hold_flat(layout: Layout, latents: Trace) -> Layout:
+def _hold_flat(layout: Layout, latents: Trace, arrays: list[Array]) -> Layout:
     """Leave out latents that a mask takes out of the joint density altogether."""
-    if isinstance(layout.anchor, jax.core.Tracer):
+    if any(map(is_traced, [layout.anchor, *arrays])):
         raise ValueError(
             "A latent of the model is masked, and what is masked has to be seen before "
             "anything is compiled. Call run, outside of jax.jit and jax.vmap."

@@ -9,7 +9,14 @@ import pytest
 from jax import lax, random
 
 from numpyro_jala import JALAEM, PGD
-from numpyro_jala.backend.precision import HIGHEST, THREE_PASSES, choose, exactly, roughly
+from numpyro_jala.backend.precision import (
+    HIGHEST,
+    THREE_PASSES,
+    choose,
+    exactly,
+    roughly,
+    total,
+)
 from numpyro_jala.engine import evaluation, sampler
 from numpyro_jala.engine.evaluation import Target
 from numpyro_jala.engine.state import EM_STEP
@@ -202,3 +209,18 @@ def test_exactly_keeps_the_name_and_ends():
     }
     assert multiply.__name__ == "multiply"
     assert jax.config.jax_default_matmul_precision == before
+
+
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_sums_of_very_many_lose_no_digit(is_traced):
+    rng = np.random.default_rng(0)
+    first = np.float32(rng.normal(300.0, 200.0, size=(3, 40_001)))
+    second = np.float32(rng.normal(-156.0, 150.0, size=77_003))
+    exact = first.astype(float).sum(1) + second.astype(float).sum()
+    add = jax.jit(total) if is_traced else total
+    found = np.asarray(add(jnp.asarray(first), jnp.asarray(second)), float)
+    # Twelve millions less as much: on the way one rounding is of the order of one.
+    rounding = np.finfo(np.float32 if is_traced else float).eps
+    np.testing.assert_allclose(found, exact, rtol=rounding, atol=1e-6)
+    plain = jnp.sum(first, 1) + jnp.sum(second)
+    assert np.abs(plain - exact).max() > 0.1

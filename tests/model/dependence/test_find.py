@@ -122,6 +122,27 @@ def test_functions_have_the_components_that_were_worked_out_by_hand(name):
     assert_array_equal(found.coordinates, expected)
 
 
+def test_data_of_unknown_values_merge_what_their_values_could():
+    """As arguments beside the params their values are not known, as constants they are."""
+    group, x, z = jnp.array([0, 1, 1, 3]), jnp.array([1.0, 0.0, 0.0, 0.0]), jnp.zeros(4)
+
+    def effects(data, z):
+        group, x = data
+        return z[group] * x, z**2
+
+    assert_array_equal(find(effects, (group, x), z).coordinates, [0, 0, 0, 0])
+    known_group = find(lambda x, z: effects((group, x), z), x, z)
+    assert_array_equal(known_group.coordinates, [0, 1, 2, 3])
+
+    def mirrored(x, z):
+        return x * (z[::-1] + z)
+
+    # Only zeros that are known take a product out.
+    assert_array_equal(find(mirrored, x, z).coordinates, [0, 1, 1, 0])
+    known_zeros = find(lambda _, z: mirrored(x, z), (), z)
+    assert_array_equal(known_zeros.coordinates, [0, 1, 2, 0])
+
+
 def test_factors_bear_the_number_of_their_component():
     def function(params, position):
         return {"a": position[::-1], "b": params, "c": [position[:2].sum()]}
