@@ -87,8 +87,6 @@ def lay_out(
         layout = _in_scales(layout, trace, partial(model, *args, **kwargs))
     if any(isinstance(array, jax.core.Tracer) for array in [layout.anchor, *arrays]):
         return layout
-    if layout.discrete:
-        return layout
     if not splits or layout.imputed:
         _warn_of_indices(layout, arrays)
         return layout
