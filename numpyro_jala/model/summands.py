@@ -59,7 +59,7 @@ class _Tape:
 
 def mark(array: Any, name: str) -> Array:
     """Mark what goes into a sum. Its value stays as it is."""
-    marked: Array = checkpoint_name(jnp.asarray(array), name)
+    marked: Array = checkpoint_name(jnp.asarray(array), name)  # type: ignore[no-untyped-call]
     return marked
 
 
