@@ -140,8 +140,8 @@ def _share_out(tape: _Tape, result: int) -> dict[int, float]:
         if shares is None:
             parts[number] = count
             continue
-        for given, share in shares:
-            times[given] = times.get(given, 0.0) + count * share
+        # Its parts share no mark, so that each is a part of no other sum.
+        times |= {given: count * share for given, share in shares}
     return parts
 
 

@@ -20,7 +20,7 @@ def terms_of(function):
 
 @jax.jit
 def called(a, b):
-    return jax.jit(lambda x: x.sum() - ONE)(b) - a[:2].sum()
+    return jax.jit(lambda x: -x.sum())(b) - a.sum()
 
 
 #: Functions of marked arrays a (3,) and b (2, 3), and their terms in the order of marks.
@@ -61,7 +61,15 @@ SUMS = {
     ),
     "a constant": (lambda a, b: ONE + a.sum(), [ONE + A.sum()]),
     "a rounded number": (lambda a, b: jnp.floor(a).astype(int).sum(), [jnp.floor(A)]),
-    "calls": (lambda a, b: a.sum() + called(jnp.zeros(3), b), [A, B.sum() - ONE]),
+    "whole numbers cast to real ones": (
+        lambda a, b: (a.astype(int) + jnp.round(a).astype(int)).astype(float).sum(),
+        [A.astype(int) + jnp.round(A).astype(int)],
+    ),
+    "entries cast to whole numbers": (
+        lambda a, b: (a + b[0]).astype(int).astype(float).sum(),
+        [(A + B[0]).astype(int)],
+    ),
+    "calls within calls": (lambda a, b: 2.0 * called(a, b), [-2 * A, -2 * B]),
 }
 
 
