@@ -17,6 +17,7 @@ from scipy.stats import norm, poisson
 
 from numpyro_jala import JALAEM, random_effects
 from numpyro_jala.model.inspection import lay_out
+from numpyro_jala.model.marginal import is_tempered
 from numpyro_jala.model.sites import run_once
 from tests import fuzz_enumerated
 from tests.model import enumerated
@@ -128,6 +129,21 @@ def test_the_terms_come_in_the_same_order_however_often_the_model_is_traced(name
     for one, *others in zip(*map(jax.tree.leaves, (first, second, wide)), strict=True):
         for other in others:
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_observed", "expected"),
+    [
+        ("y", True, True),
+        ("_PREV_y", True, True),
+        ("u", False, False),
+        ("_u_log_det", True, False),
+        ("_PREV__u_log_det", True, False),  # of the first step of a scan
+    ],
+)
+def test_what_is_observed_is_tempered_and_jacobians_are_not(name, is_observed, expected):
+    site = {"type": "sample", "name": name, "is_observed": is_observed}
+    assert is_tempered(site, {"_u_log_det"}) == expected
 
 
 def test_models_at_random_have_no_finer_components_than_second_derivatives_say():
