@@ -34,6 +34,7 @@ NEIGHBOURS = {
     "arviz": "results.inference_data",
     "matplotlib": "plots",
     "numpyro": "inference.reference model.density model.enumeration model.inspection "
+    "model.marginal "
     "model.parametrisation model.sites model.supports model.validation "
     "results.diagnostics results.fitted",
     "optax": "baselines.algorithms engine.em inference.reference",

@@ -19,6 +19,7 @@ from numpyro.primitives import Messenger
 from numpyro_jala._typing import Array, Potential, PRNGKey, Tree
 from numpyro_jala.engine.banded import Band
 from numpyro_jala.engine.partition import Partition, joint
+from numpyro_jala.model import marginal
 from numpyro_jala.model.arguments import Call
 from numpyro_jala.model.components import Components, Index, TermFn, Terms
 from numpyro_jala.model.parametrisation import coordinates, place
@@ -59,10 +60,7 @@ class Temper(Messenger):  # type: ignore[misc]
             msg["fn"], msg["scale"] = without_mask(msg["fn"]), 1 - self.temperature
         if msg["name"] in self.bare_jacobians:
             msg["fn"] = without_mask(msg["fn"])
-        if not msg["is_observed"]:
-            return
-        # Where discrete latents are summed out, a scan calls its first sites by this.
-        if msg["name"].replace("_PREV_", "") not in self.jacobians:
+        if marginal.is_tempered(msg, self.jacobians):
             scale = msg.get("scale")
             msg["scale"] = self.temperature if scale is None else scale * self.temperature
 
@@ -254,10 +252,16 @@ class Layout:
 
     # -- what the model says -----------------------------------------------------------
 
-    def _at_position(
-        self, model: Callable[..., Any], position: Array
-    ) -> Callable[..., Any]:
-        """Return the model with its latents fixed, and factors for their transforms."""
+    def _at_position(self, params: Array, position: Array) -> Callable[..., Any]:
+        """Return the model with params and latents fixed, and discrete ones summed out.
+
+        It has factors for the latents' transforms.
+        """
+        model = self.at(params)
+        if self.is_noisy:
+            model = handlers.seed(model, jax.random.key(0))
+        if self.discrete:
+            model = marginal.sum_out(model, self.enum_dim)
         value_fn = partial(place, self.unravel_position(position), self.scaled)
         return handlers.substitute(model, substitute_fn=value_fn)
 
@@ -266,14 +270,13 @@ class Layout:
         args, kwargs = self.call.fill(arrays)
 
         def potential(params: Array, temperature: Array, position: Array) -> Array:
-            model = self.at(params)
-            if self.is_noisy:
-                model = handlers.seed(model, jax.random.key(0))
-            model = _enumerate(model, self.enum_dim) if self.discrete else model
-            model = self._at_position(model, position)
+            model = self._at_position(params, position)
             exact = jax.default_matmul_precision(self.precision)
             with exact, Temper(temperature, self.latents, self.imputed):
-                found = _log_density(bool(self.discrete), model, args, kwargs)
+                if self.discrete:
+                    found = marginal.log_density(model, args, kwargs)
+                else:
+                    found = log_density(model, args, kwargs, {})[0]
             return self.held_log_det - found
 
         return potential
@@ -282,24 +285,14 @@ class Layout:
         """Return the function that gives the terms of the joint density."""
         args, kwargs = self.call.fill(arrays)
         jacobians = {f"_{name}_log_det" for name in self.latents}
+        terms_of = _marginal_terms if self.discrete else _terms
+        held = [-jnp.asarray(self.held_log_det)] if self.held_log_det else []
 
         def terms(params: Array, position: Array) -> Terms:
-            model = self.at(params)
-            if self.is_noisy:
-                model = handlers.seed(model, jax.random.key(0))
-            model = self._at_position(model, position)
+            model = self._at_position(params, position)
             with jax.default_matmul_precision(self.precision):
-                found, sites = compute_log_probs(model, args, kwargs, {}, False)
-            tempered = {
-                name
-                for name in found
-                if sites[name]["is_observed"] and name not in jacobians
-            }
-            held = [-jnp.asarray(self.held_log_det)] if self.held_log_det else []
-            return Terms(
-                [*held, *(found[name] for name in found if name not in tempered)],
-                [value for name, value in found.items() if name in tempered],
-            )
+                found = terms_of(partial(model, *args, **kwargs), jacobians)
+            return Terms([*found.prior, *held], found.data)
 
         return terms
 
@@ -370,7 +363,7 @@ class Layout:
         replayed = handlers.substitute(inner, substitute_fn=value_of)
         draw_key, rest_key = jax.random.split(rng_key)
         if self.draws_discrete and not known:
-            replayed = _draw_discrete(replayed, self.enum_dim, draw_key)
+            replayed = marginal.draw_discrete(replayed, self.enum_dim, draw_key)
         seeded = handlers.seed(replayed, rest_key)
         return dict(handlers.trace(seeded).get_trace(*args, **kwargs))
 
@@ -411,33 +404,22 @@ class Layout:
         return self._ravel_sites(handlers.trace(seeded).get_trace(*args, **kwargs))
 
 
-def _enumerate(model: Callable[..., Any], enum_dim: int) -> Callable[..., Any]:
-    """Sum discrete latents out."""
-    from numpyro.contrib.funsor import config_enumerate, enum
-
-    return enum(config_enumerate(model), enum_dim)
-
-
-def _log_density(
-    enumerates: bool,
-    model: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Array:
-    """Return the log-density of a model whose latents are fixed or summed out."""
-    if not enumerates:
-        return log_density(model, args, kwargs, {})[0]
-    from numpyro.contrib import funsor
-
-    return funsor.log_density(model, args, kwargs, {})[0]
-
-
-def _draw_discrete(
-    model: Callable[..., Any], enum_dim: int, rng_key: PRNGKey
-) -> Callable[..., Any]:
-    """Draw discrete latents given everything else."""
-    from numpyro.contrib.funsor import config_enumerate, infer_discrete
-
-    return infer_discrete(
-        config_enumerate(model), first_available_dim=enum_dim, rng_key=rng_key
+def _terms(model: Callable[[], Any], jacobians: set[str]) -> Terms:
+    """Return the log-probabilities of all sites, none of which is summed out."""
+    found, sites = compute_log_probs(model, (), {}, {}, False)
+    tempered = {name for name in found if marginal.is_tempered(sites[name], jacobians)}
+    return Terms(
+        [value for name, value in found.items() if name not in tempered],
+        [value for name, value in found.items() if name in tempered],
     )
+
+
+def _marginal_terms(model: Callable[[], Any], jacobians: set[str]) -> Terms:
+    """Return the terms where discrete latents are summed out of prior and joint density.
+
+    In between goes a power of their ratio. The terms of the prior come first in both lists,
+    so that what depends on no latent is counted with the same component in both.
+    """
+    joint = marginal.terms(model)
+    prior = marginal.terms(marginal.prior_of(model, jacobians))
+    return Terms(prior, [*(-each for each in prior), *joint])

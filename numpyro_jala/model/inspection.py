@@ -86,8 +86,6 @@ def lay_out(
     layout = _hold_flat(layout, moved, arrays) if has_mask else layout
     if scales and not has_mask and not layout.discrete:
         layout = _in_scales(layout, trace, partial(model, *args, **kwargs))
-    if layout.discrete:
-        return layout
     if splits and not layout.imputed:
         return replace(layout, components=components_of(layout, arrays))
     if not any(map(is_traced, [layout.anchor, *arrays])):
