@@ -31,10 +31,11 @@ MOST_STEPS = 2_000
 #: component's particles have the last word, the fewest on a flat, and the fewest after which
 #: noise may be what is left. Of several components draws find the maximum in the end.
 _ASK_EVERY, _FEWEST_NEWTON, _FEWEST_FLAT, _FEWEST_NOISY = 10, 20, 50, 100
-#: Nats to the maximum that draws of small components cover: in all, half of what a standard
-#: error is worth, and for each component so few that its weights hardly feel it. With three
-#: nested effects, whose draws are poorer, the first left an estimate 0.06 standard errors off.
-_NEAR, _NEAR_EACH = 0.25, 1e-5
+#: How many times as many nats from the maximum the ascent may end for each small component:
+#: draws cover the rest, and the weights of each hardly feel it. Ten steps then do for ten
+#: thousand groups and for a million. With three nested effects, whose draws are poorer, a
+#: quarter of a nat left an estimate 0.06 standard errors off.
+_COVERED = 2.5e-3
 #: Means of the params that are compared, each over an eighth of the steps.
 _NUM_MEANS = 4
 #: Decrements that do not fall by this share from a quarter of the steps to the next are noise.
@@ -96,25 +97,25 @@ def _until_at_rest(run: Run, tol: float) -> Until:
     """Take Newton steps until their records say that the params have arrived."""
     partition = run.fixed.layout.partition
     fewest = _FEWEST_NEWTON if partition.is_joint else _ASK_EVERY
-    tol = max(tol, _near_for_draws(partition))
+    near = tol * _share_of_draws(partition)
 
     def until(done: int, state: State) -> int:
         if done % _ASK_EVERY or done < fewest:
             return max(done - done % _ASK_EVERY + _ASK_EVERY, fewest)
         newton = fetch(state.optim_state)
         may_stop = done >= _FEWEST_FLAT or not is_flat(newton, run.fixed.layout.is_free)
-        if may_stop and is_at_rest(run.infos(EM_STEP), newton, tol):
+        if may_stop and is_at_rest(run.infos(EM_STEP), newton, near):
             return done
         return _or_give_up(run, done, done + _ASK_EVERY, tol)
 
     return until
 
 
-def _near_for_draws(partition: Partition) -> float:
-    """Return how many nats to the maximum draws of small components are sure to cover."""
+def _share_of_draws(partition: Partition) -> float:
+    """Return how many times the tolerance draws of small components are sure to cover."""
     if not partition.has_small_components:
-        return 0.0
-    return max(_NEAR, _NEAR_EACH * partition.num_components)
+        return 1.0
+    return max(1.0, _COVERED * partition.num_components)
 
 
 def _or_give_up(run: Run, done: int, further: int, tol: float) -> int:

@@ -216,8 +216,7 @@ def test_the_first_steps_at_the_posterior_do_not_go_too_far():
     assert jala.diagnostics()["num_steps"] == 10
 
 
-def test_only_draws_of_small_components_may_have_to_cover_a_rest():
+def test_only_draws_of_many_small_components_cover_a_rest():
     small, large = partition(np.repeat(np.arange(50), 2)), partition(np.repeat([0, 1], 5))
-    assert progress._near_for_draws(joint(3)) == progress._near_for_draws(large) == 0
-    assert progress._near_for_draws(small) == 0.25
-    assert progress._near_for_draws(partition(np.arange(300_000))) == pytest.approx(3.0)
+    assert [progress._share_of_draws(each) for each in (joint(3), large, small)] == [1] * 3
+    assert progress._share_of_draws(partition(np.arange(10_000))) == pytest.approx(25)
