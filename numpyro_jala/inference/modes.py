@@ -214,15 +214,21 @@ class Choice(NamedTuple):
     takes_draws: Array  # ()
 
 
-def choose(bridge: Bridge, drawn: Bridge) -> Choice:
+def choose(bridge: Bridge, drawn: Bridge, level: Array) -> Choice:
     """Choose between a bridge from the particles and importance sampling.
 
     The bridge if it is clearly the more precise. If they differ the particles are in the
     wrong places, and the draws are right if their weights are not too unequal.
+
+    Parameters
+    ----------
+    level
+        About the potential: what rounds it off is no difference.
     """
+    rounding = jnp.finfo(jnp.result_type(level)).eps * jnp.abs(level)
     noise = jnp.hypot(bridge.standard_error, drawn.standard_error)
     gap = jnp.abs(jnp.asarray(bridge.log_evidence) - drawn.log_evidence)
-    agrees = gap <= _FAR * noise + _NEAR
+    agrees = gap <= _FAR * noise + _NEAR + rounding
     # The bridge's error is from few islands: the lower of two would often be too low.
     is_clear = bridge.standard_error < _CLEARLY * drawn.standard_error
     is_better = ~(agrees & is_clear)

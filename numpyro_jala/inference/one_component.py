@@ -98,7 +98,7 @@ def _compare(
     )
     run.num_evaluations += modes.num_evaluations(run.fixed)
     drawn = evidence.at_level(modes.estimate(weighed), here.level[0])
-    agrees, takes_draws = modes.choose(bridge, drawn)
+    agrees, takes_draws = modes.choose(bridge, drawn, here.level[0])
     tail = pareto.shape(fetch(weighed.log_weight).ravel())
     return weighed, Compared(bridge, drawn, bool(agrees), tail), bool(takes_draws)
 

@@ -134,7 +134,7 @@ def _of_one(
     log_evidence, error = jnp.asarray(bridge.log_evidence), bridge.standard_error
     if mixture.serves(fixed.layout.partition):
         drawn = modes.estimate(modes.weigh(fixed, draw_key, data, params, clouds, level))
-        takes_draws = modes.choose(bridge, drawn).takes_draws
+        takes_draws = modes.choose(bridge, drawn, level[0]).takes_draws
         log_evidence = jnp.where(takes_draws, drawn.log_evidence, log_evidence)
         error = jnp.where(takes_draws, drawn.standard_error, error)
     return log_evidence - level[0], jnp.asarray(error)

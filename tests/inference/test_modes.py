@@ -119,7 +119,17 @@ def test_the_more_precise_estimate_is_chosen_unless_they_differ(
     islands = jnp.zeros(2)
     bridge = Bridge(jnp.asarray(-3.0 + gap), jnp.asarray(errors[0]), jnp.ones(()), islands)
     drawn = Bridge(jnp.asarray(-3.0), jnp.asarray(errors[1]), jnp.asarray(share), islands)
-    assert tuple(map(bool, modes.choose(bridge, drawn))) == expected
+    assert tuple(map(bool, modes.choose(bridge, drawn, jnp.asarray(-3.0)))) == expected
+
+
+def test_what_rounding_makes_of_large_potentials_is_no_difference():
+    islands, level = jnp.zeros(2), jnp.asarray(-4e6)
+    bridge = Bridge(jnp.asarray(-3.0), jnp.asarray(0.002), jnp.ones(()), islands)
+    for gap, agrees in ((0.4, True), (0.6, False)):
+        drawn = bridge._replace(
+            log_evidence=bridge.log_evidence + gap, standard_error=jnp.asarray(0.01)
+        )
+        assert bool(modes.choose(bridge, drawn, level).agrees) is agrees
 
 
 # In eight dimensions annealing loses the narrow mode: that it is said has its own test below.
