@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax, random
 from jax.scipy.special import logsumexp
 
@@ -225,7 +226,7 @@ def choose(bridge: Bridge, drawn: Bridge, level: Array) -> Choice:
     level
         About the potential: what rounds it off is no difference.
     """
-    rounding = jnp.finfo(jnp.result_type(level)).eps * jnp.abs(level)
+    rounding = np.finfo(jnp.result_type(level)).eps * jnp.abs(level)
     noise = jnp.hypot(bridge.standard_error, drawn.standard_error)
     gap = jnp.abs(jnp.asarray(bridge.log_evidence) - drawn.log_evidence)
     agrees = gap <= _FAR * noise + _NEAR + rounding
