@@ -143,7 +143,7 @@ def is_near(newton: Newton, change: Array, num_steps: int, num_components: int) 
 def num_steps_to(newton: Newton, change: Array, num_components: int) -> Array:
     """Return in how many steps the components can follow a change of the parameters."""
     cost = change @ newton.missing @ change / num_components
-    return (cost / (_HURRY * TRUST)) ** 0.5
+    return jnp.sqrt(jnp.maximum(cost, 0.0) / (_HURRY * TRUST))  # rounding may be negative
 
 
 def start_newton(num_params: int, dtype: Any) -> Newton:

@@ -129,6 +129,7 @@ def test_a_change_is_near_when_none_of_its_steps_costs_too_much():
     steps = int(np.ceil(np.sqrt(cost / (4 * em.TRUST))))
     assert em.is_near(newton, change, steps, 1)
     assert not em.is_near(newton, change, steps - 1, 1)
+    assert em.num_steps_to(newton._replace(missing=-missing), change, 1) == 0
     # Several components share what a change costs in all.
     many = newton._replace(missing=5 * missing)
     assert em.is_near(many, change, steps, 5)
