@@ -59,8 +59,8 @@ def _num_steps_to(run: Run, state: State, params: Array) -> int:
         return SETTLE
     change, num_components = params - state.target.params, partition.num_components
     needed = em.num_steps_to(fetch(state.optim_state), fetch(change), num_components)
-    needed = np.nan_to_num(np.ceil(needed), nan=np.inf)  # of what is not known: the most
-    return 2 * int(np.clip(needed, 1, SETTLE // 2))
+    known = np.nan_to_num(np.ceil(needed), nan=np.inf)  # or else the most
+    return 2 * int(np.clip(known, 1, SETTLE // 2))
 
 
 def stay(run: Run, state: State, params: Array) -> State:
