@@ -89,7 +89,7 @@ def test_the_summary_names_what_one_wants_to_know(means, capsys):
 
 
 def test_a_run_in_two_halves_is_bit_identical_and_a_second_run_compiles_nothing(
-    means, compilations
+    compilations, means
 ):
     whole = means.params, means.log_evidence, means.get_samples()
     means.run(random.key(0), 30, SCHOOLS, progress_bar=False)
