@@ -18,6 +18,7 @@ import numpyro
 import optax
 import problems
 from jax import random
+from multimodal import MULTIMODAL
 from records import (
     Record,
     emit,
@@ -80,7 +81,7 @@ def sweep_evidence(
     **options: Any,
 ) -> None:
     """Estimate the evidence of a model without params."""
-    problem = getattr(problems, name)()
+    problem = MULTIMODAL[name]() if name in MULTIMODAL else getattr(problems, name)()
     jala = JALAEM(problem.model, **options)
     label = {"problem": name, "exact": problem.log_evidence, **options}
     label["exact_se"] = problem.log_evidence_se
@@ -210,12 +211,18 @@ def corners(args: argparse.Namespace) -> None:
         sweep_evidence(name, args.seeds)
 
 
+def modes(args: argparse.Namespace) -> None:
+    """Weigh modes of unlike width, and clusters whose labels may be exchanged."""
+    for name in MULTIMODAL:
+        sweep_evidence(name, args.seeds)
+
+
 def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(required=True)
     defaults = {exactness: 40, unbiased: 100, evidence: 20, sleepstudy: 5}
-    defaults |= {bernoulli: 3, corners: 10, components: 100}
+    defaults |= {bernoulli: 3, corners: 10, components: 100, modes: 20}
     subparsers = {}
     for command, seeds in defaults.items():
         subparsers[command] = commands.add_parser(command.__name__, help=command.__doc__)

@@ -52,8 +52,11 @@ def go(run: Run, state: State, params: Array) -> State:
 def _num_steps_to(run: Run, state: State, params: Array) -> int:
     """Return how many steps lead to some parameters, every other one a move there.
 
-    No more than what small components can follow: they settle where clouds are kept.
+    No more than what small components can follow: they settle where clouds are kept. None
+    without params, if all began as draws from a Gaussian that is nearly the posterior.
     """
+    if run.data.mode is not None and not params.size:
+        return 0
     partition, newton = run.fixed.layout.partition, run.fixed.settings.newton
     if not (partition.has_small_components and newton and int(state.num_steps)):
         return SETTLE

@@ -71,7 +71,7 @@ def _inform(run: Run, here: AtRest) -> Information:
 def _estimate(run: Run, rng_key: PRNGKey, here: AtRest) -> Bridge:
     """Estimate the evidence by the bridge that has the smaller error."""
     bridge = _bridge(run, rng_key, here, here.gaussian)
-    if run.data.mode is None:
+    if run.data.mode is None or mixture.serves(run.fixed.layout.partition):
         return bridge
     # What particles say of very many latents is noise where Laplace is nearly right.
     plain = evidence.standard(here.gaussian)
