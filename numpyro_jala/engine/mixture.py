@@ -1,15 +1,16 @@
-r"""A mixture of Student t's that covers what the other islands have found.
+r"""A mixture of Student t's that covers what other particles have found.
 
 Langevin moves do not cross from one mode to another. A proposal from all modes at once does,
-and importance sampling from it weighs them anew. Every island fits a few clusters to its own
-particles, and an island's proposal is the mixture of the clusters of the *other* islands:
+and importance sampling from it weighs them anew. Every group of particles, of an island or
+more, fits a few clusters to itself, and its proposal is the mixture of the clusters of the
+*other* groups:
 
 .. math::
 
     q_j(x) = \frac1{J - 1} \sum_{i \ne j} \sum_k s_{ik}\, t_4(x;\, m_{ik}, L_{ik}),
 
-so that nothing is learned from the particles that it moves. What islands tell each other
-are shares, means and factors.
+so that nothing is learned from the particles that it moves. What groups tell each other are
+shares, means and factors.
 """
 
 from __future__ import annotations
@@ -30,8 +31,6 @@ from numpyro_jala.engine.partition import Partition
 #: A component of more latents than this has no mixture: hardly a proposal from it would be
 #: accepted.
 MOST_LATENTS = 12
-#: Clusters of an island.
-CLUSTERS = 4
 _EM_STEPS = 8
 _RIDGE, _TINY, _FAR = 1e-6, 1e-30, 1e30
 #: Fractions of multiples of these are evenly spread.
@@ -44,15 +43,15 @@ def serves(partition: Partition) -> bool:
 
 
 class Mixture(NamedTuple):
-    """Clusters of each island's particles."""
+    """Clusters of each group's particles."""
 
-    log_share: Array  # (num_islands, clusters), summing to one, or -inf in a dead island
-    mean: Array  # (num_islands, clusters, dim)
-    factor: Array  # (num_islands, clusters, dim, dim), lower
+    log_share: Array  # (groups, clusters), summing to one, or -inf in a dead group
+    mean: Array  # (groups, clusters, dim)
+    factor: Array  # (groups, clusters, dim, dim), lower
 
 
-def _seeds(weight: Array, rows: Array) -> Array:
-    """Choose rows that lie apart, (num_islands, clusters, dim).
+def _seeds(weight: Array, rows: Array, num_clusters: int) -> Array:
+    """Choose rows that lie apart, (groups, clusters, dim).
 
     As k-means++ does, with probabilities as the squared distance to the nearest one so
     far, but by numbers that are evenly spread over the particles instead of random ones.
@@ -68,9 +67,9 @@ def _seeds(weight: Array, rows: Array) -> Array:
         nearest = jnp.minimum(nearest, jnp.sum((rows - seed) ** 2, -1))
         return lax.dynamic_update_slice(seeds, seed, (0, k, 0)), nearest
 
-    start = jnp.zeros((len(rows), CLUSTERS, rows.shape[-1]), rows.dtype)
+    start = jnp.zeros((len(rows), num_clusters, rows.shape[-1]), rows.dtype)
     far = jnp.full_like(weight, _FAR)
-    return lax.fori_loop(0, CLUSTERS, choose, (start, far))[0]
+    return lax.fori_loop(0, num_clusters, choose, (start, far))[0]
 
 
 def _inverse(factor: Array) -> Array:
@@ -89,17 +88,17 @@ def _squares(mean: Array, inverse: Array, rows: Array) -> Array:
     return jnp.sum(noise**2, -1)
 
 
-def fit(weight: Array, position: Array) -> Mixture:
-    """Fit clusters to the particles of each island by EM for a Gaussian mixture.
+def fit(weight: Array, position: Array, num_clusters: int) -> Mixture:
+    """Fit clusters to the particles of each group by EM for a Gaussian mixture.
 
     A cluster of few particles takes most of its shape from the mean over the clusters.
 
     Parameters
     ----------
     weight
-        Normalised, or all zero, (num_islands, num_particles).
+        Normalised, or all zero, (groups, num_particles).
     position
-        (num_islands, num_particles, dim)
+        (groups, num_particles, dim)
     """
     dim, dtype = position.shape[-1], position.dtype
     mean = jnp.einsum("jn,jnd->jd", weight, position)[:, None]
@@ -123,12 +122,13 @@ def fit(weight: Array, position: Array) -> Mixture:
         squares = _squares(mixture.mean, _inverse(mixture.factor), rows)
         log_density = mixture.log_share[..., None] - 0.5 * squares
         log_density -= _log_determinant(mixture.factor)
-        # An empty cluster has no density anywhere, and none has any in a dead island.
+        # An empty cluster has no density anywhere, and none has any in a dead group.
         share = jnp.nan_to_num(jax.nn.softmax(log_density, 1))
         return maximise(weight[:, None] * share)
 
-    distance = jnp.sum((rows[:, None] - _seeds(weight, rows)[:, :, None]) ** 2, -1)
-    first = jax.nn.one_hot(jnp.argmin(distance, 1), CLUSTERS, axis=1, dtype=dtype)
+    seeds = _seeds(weight, rows, num_clusters)
+    distance = jnp.sum((rows[:, None] - seeds[:, :, None]) ** 2, -1)
+    first = jax.nn.one_hot(jnp.argmin(distance, 1), num_clusters, axis=1, dtype=dtype)
     found = lax.fori_loop(0, _EM_STEPS, improve, maximise(weight[:, None] * first))
     return share(
         Mixture(
@@ -140,61 +140,61 @@ def fit(weight: Array, position: Array) -> Mixture:
 
 
 def with_common(mixture: Mixture, mean: Array, factor: Array, share: float) -> Mixture:
-    """Add clusters that have a share in every island's proposal.
+    """Add clusters that have a share in every group's proposal.
 
     Parameters
     ----------
     mean
-        (a multiple of the clusters of an island, dim)
+        (a multiple of the clusters of a group, dim)
     factor
         (likewise, dim, dim)
     """
-    num_islands, num_clusters, dim = mixture.mean.shape
+    num_groups, num_clusters, dim = mixture.mean.shape
     mean = mean.reshape(-1, num_clusters, dim)
     factor = factor.reshape(-1, num_clusters, dim, dim)
-    others = max(num_islands - 1, 1)
+    others = max(num_groups - 1, 1)
     each = jnp.log(share / (1 - share) * others / mean[..., 0].size)
     common = Mixture(jnp.full(mean.shape[:2], each, mean.dtype), mean, factor)
     return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), mixture, common)
 
 
-def _loo_log_share(mixture: Mixture, num_islands: int) -> Array:
-    """Return the shares of all clusters in each island's proposal.
+def _loo_log_share(mixture: Mixture, num_groups: int) -> Array:
+    """Return the shares of all clusters in each group's proposal.
 
-    (num_islands, islands and rows of common clusters, clusters)
+    (num_groups, groups and rows of common clusters, clusters)
     """
-    own = jnp.eye(num_islands, len(mixture.mean), dtype=bool)[..., None]
+    own = jnp.eye(num_groups, len(mixture.mean), dtype=bool)[..., None]
     log_share = jnp.where(own, -jnp.inf, mixture.log_share)
     return log_share - logsumexp(log_share, (1, 2), keepdims=True)
 
 
 def loo_log_density(mixture: Mixture, position: Array) -> Array:
-    """Return the log-density of each island's proposal at rows of it.
+    """Return the log-density of each group's proposal at rows of it.
 
-    (num_islands, num_rows) of rows (num_islands, num_rows, dim)
+    (num_groups, num_rows) of rows (num_groups, num_rows, dim)
     """
     inverse = _inverse(mixture.factor)
     clusters = mixture.mean, inverse, _log_determinant(mixture.factor)
 
-    def from_island(source: Any) -> Array:
+    def from_group(source: Any) -> Array:
         (mean, inverse, log_determinant), log_share = source
         squares = _squares(mean, inverse, position)
         log_density = student.log_density(squares, position.shape[-1], log_determinant)
         return logsumexp(log_share[..., None] + log_density, 1)
 
-    # One island's clusters at a time: memory does not grow with particles times clusters.
+    # One group's clusters at a time: memory does not grow with particles times clusters.
     log_share = jnp.swapaxes(_loo_log_share(mixture, len(position)), 0, 1)
-    return logsumexp(lax.map(from_island, (clusters, log_share)), 0)
+    return logsumexp(lax.map(from_group, (clusters, log_share)), 0)
 
 
 def loo_draw(rng_key: PRNGKey, mixture: Mixture, shape: tuple[int, int]) -> Array:
-    """Draw from each island's proposal, (*shape, dim), with the islands first."""
-    num_islands, dim = shape[0], mixture.mean.shape[-1]
+    """Draw from each group's proposal, (*shape, dim), with the groups first."""
+    num_groups, dim = shape[0], mixture.mean.shape[-1]
     dtype = mixture.mean.dtype
     tiny = np.finfo(dtype).eps
     # One call of the generator for all: a compiler takes seconds for each.
     uniform = random.uniform(rng_key, (dim + 2, *shape), dtype, tiny)
-    share = jnp.exp(_loo_log_share(mixture, num_islands).reshape(num_islands, 1, -1))
+    share = jnp.exp(_loo_log_share(mixture, num_groups).reshape(num_groups, 1, -1))
     below = jnp.cumsum(share, -1) < uniform[0, ..., None]
     chosen = jnp.minimum(below.sum(-1), share.shape[-1] - 1)
     mean, factor = (leaf.reshape(-1, *leaf.shape[2:])[chosen] for leaf in mixture[1:])

@@ -16,6 +16,9 @@ from numpyro_jala.engine.langevin import Kernel, Move
 from numpyro_jala.engine.partition import Partition
 from numpyro_jala.engine.weights import effective_fraction, log_mean_exp, normalise
 
+#: Of each island's particles, in a mixture that jumps come from.
+_CLUSTERS = 4
+
 
 class Cloud(NamedTuple):
     """Weighted particles in islands, and the target's potential where they stand.
@@ -164,7 +167,7 @@ def draw_jumps(rng_key: PRNGKey, cloud: Cloud, needed: Array) -> Jumps:
     num_islands, num_particles, _ = cloud.position.shape
 
     def draw() -> tuple[Array, Array]:
-        clusters = mixture.fit(normalise(cloud.log_weight)[:, 0], cloud.position)
+        clusters = mixture.fit(normalise(cloud.log_weight)[:, 0], cloud.position, _CLUSTERS)
         position = mixture.loo_draw(rng_key, clusters, (num_islands, num_particles))
         old, new = (
             mixture.loo_log_density(clusters, rows) for rows in (cloud.position, position)

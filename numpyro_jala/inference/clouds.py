@@ -53,11 +53,13 @@ def _num_steps_to(run: Run, state: State, params: Array) -> int:
     """Return how many steps lead to some parameters, every other one a move there.
 
     No more than what small components can follow: they settle where clouds are kept. None
-    without params, if all began as draws from a Gaussian that is nearly the posterior.
+    without params: one component is given the time to settle anyway, see
+    :mod:`~numpyro_jala.inference.rest`, if it did not begin as draws from a Gaussian that is
+    nearly the posterior.
     """
-    if run.data.mode is not None and not params.size:
-        return 0
     partition, newton = run.fixed.layout.partition, run.fixed.settings.newton
+    if not params.size and (partition.is_joint or run.data.mode is not None):
+        return 0
     if not (partition.has_small_components and newton and int(state.num_steps)):
         return SETTLE
     change, num_components = params - state.target.params, partition.num_components

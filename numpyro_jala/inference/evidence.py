@@ -94,8 +94,7 @@ class Compared(NamedTuple):
     bridge
         From particles to Gaussians.
     drawn
-        By importance sampling from mixtures; its ``overlap`` is the effective share of
-        the draws.
+        By importance sampling from mixtures.
     pareto_shape
         Of the tail of the draws' weights: from 0.7 on their mean is not to be trusted.
     """
@@ -107,7 +106,11 @@ class Compared(NamedTuple):
 
 
 def bridge(
-    weight: Array, at_particles: Array, at_draws: Array, is_quasi: bool = False
+    weight: Array,
+    at_particles: Array,
+    at_draws: Array,
+    is_quasi: bool = False,
+    share: float | None = None,
 ) -> Bridge:
     """Solve for the evidence, given log-ratios of target to Gaussian.
 
@@ -119,12 +122,15 @@ def bridge(
         Log-ratios at the particles and at draws from the Gaussians, by island.
     is_quasi
         Whether an island's draws are of one shifted sequence, not independent.
+    share
+        Of the particles in the sum of both; ``None`` as many as are effective. With none at
+        all this is importance sampling.
     """
     num_islands = weight.shape[0]
     squares = jnp.sum(weight**2)
     effective = num_islands**2 / jnp.maximum(squares, 1e-30)
-    share = effective / (effective + at_draws.size)
-    log_share, log_rest = jnp.log(share), jnp.log1p(-share)
+    kept_share = effective / (effective + at_draws.size) if share is None else share
+    log_share, log_rest = jnp.log(kept_share), jnp.log1p(-kept_share)
 
     # In logarithms throughout: where the Gaussians miss the target, all terms are tiny.
     def draw_terms(log_z: Array) -> Array:

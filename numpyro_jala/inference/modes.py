@@ -1,13 +1,18 @@
 r"""Weigh the modes of a small posterior anew.
 
 Annealing decides early how many particles go to each mode, Langevin moves never change it,
-and a bridge takes it for granted. Importance sampling does not: what counts is that the
-proposals cover every mode. They are mixtures of Student t's
-(:mod:`~numpyro_jala.engine.mixture`), fitted first to the particles of the other islands and
-then, a few times, to the weighted draws of the other islands (population Monte Carlo, Cappé
-et al. 2004). A tenth of them comes from modes that a search found, from draws of the
-reference: a mode that the particles lost on the way is seen again, if it can be found
-downhill.
+and a bridge to a Gaussian takes it for granted. Importance sampling does not: what counts is
+that the proposals cover every mode. They are mixtures of Student t's
+(:mod:`~numpyro_jala.engine.mixture`), fitted first to the particles of the other half of the
+islands and then to its weighted draws (population Monte Carlo, Cappé et al. 2004). A tenth of
+them comes from modes that a search found, from draws of the reference: a mode that the
+particles lost on the way is seen again, if it can be found downhill.
+
+Where proposals are rare a few draws would have most of the weight, or none would be there at
+all. Particles are, if any of them has come that way. So the estimate is a bridge from the
+particles to the mixtures, in which draws count for nearly all: where the ratio of target to
+proposal is far above its mean the particles tell the mass, and elsewhere the draws. It is
+importance sampling with weights truncated as Ionides (2008) does, less the bias.
 """
 
 from __future__ import annotations
@@ -20,21 +25,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
-from jax.scipy.special import logsumexp
 
 from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.backend.precision import exactly
-from numpyro_jala.backend.sharding import on_mesh, share
+from numpyro_jala.backend.sharding import on_mesh, share, spread
 from numpyro_jala.engine import linalg, mixture
-from numpyro_jala.engine.mixture import CLUSTERS
-from numpyro_jala.engine.weights import log_mean_exp, normalise
-from numpyro_jala.inference import estimation, programs
+from numpyro_jala.engine.weights import normalise
+from numpyro_jala.inference import estimation, evidence, programs
 from numpyro_jala.inference.evidence import Bridge
 from numpyro_jala.inference.programs import CLOUDS, Data, Fixed
 from numpyro_jala.inference.snapshots import Snapshot, put_together
 
-#: Searches for a mode, their steps, and most modes that are kept.
-_STARTS, _SEARCH_STEPS, _MODES = 128, 40, 2 * CLUSTERS
+#: Of the particles of half the islands.
+_CLUSTERS = 16
+#: Searches for a mode, their steps, and most modes that are kept, a multiple of clusters.
+_STARTS, _SEARCH_STEPS, _MODES = 128, 40, _CLUSTERS
 #: Of the proposals come from these modes.
 _SHARE = 0.1
 #: Times that the proposals are fitted; the last draws count. Four times gave the same error
@@ -46,8 +51,8 @@ _ROUNDS = 2
 _FAR, _NEAR = 4.0, 0.01
 #: Share of the draws' error that the bridge's may have, to be taken.
 _CLEARLY = 0.5
-#: Effective share of the draws below which they are not to be trusted.
-_FEWEST = 0.02
+#: Share of the posterior that draws should cover, to be taken.
+_COVERED = 0.9
 
 
 class Modes(NamedTuple):
@@ -97,7 +102,7 @@ def find(potential_fn: Callable[[Array], Array], starts: Array) -> Modes:
     """Find the modes downhill of some starts, the most massive first.
 
     Mass is that of a Gaussian with the mode's curvature. A mode within reach of a more
-    massive one is left out; where there are few modes the last are copies of the first.
+    massive one is left out; where there are few modes they are repeated in turn.
     """
     scale = jnp.maximum(jnp.std(starts, 0), 1e-20)
     value_and_grad = jax.value_and_grad(lambda z: potential_fn(z * scale))
@@ -124,23 +129,25 @@ def find(potential_fn: Callable[[Array], Array], starts: Array) -> Modes:
         return left & (squares > dim + 4), jnp.where(left.any(), best, -1)
 
     _, chosen = lax.scan(choose, usable, length=_MODES)
-    chosen = jnp.where(chosen < 0, chosen[0], chosen)
+    count = jnp.maximum(jnp.sum(chosen >= 0), 1)
+    chosen = chosen[jnp.arange(_MODES) % count]
     return Modes(scale * found.position[chosen], scale[:, None] * factor[chosen])
 
 
 class Weighed(NamedTuple):
-    """Draws from the last proposals, and their weights.
+    """Draws from the last proposals and their weights, and particles that bear witness.
 
-    log_mean_seen
-        Logarithm of the mean weight that the particles would have: under the posterior,
-        where a draw has the weight :math:`w`, its mean is :math:`E[w^2] / E[w]`. Draws that
-        miss a part of the posterior do not see how unequal their weights are.
+    log_weight, log_ratio
+        Logarithms of target to proposal, at draws and at particles.
+    weight
+        Of the particles, normalised within each island.
     """
 
     position: Array  # (num_islands, num_draws, dim)
     potential: Array  # (num_islands, num_draws)
-    log_weight: Array  # (num_islands, num_draws), log-ratio of target to proposal
-    log_mean_seen: Array  # ()
+    log_weight: Array  # (num_islands, num_draws)
+    log_ratio: Array  # (num_islands, num_particles)
+    weight: Array  # (num_islands, num_particles)
 
 
 def num_evaluations(fixed: Fixed) -> int:
@@ -177,37 +184,45 @@ def weigh(
     one = jnp.ones((1,), starts.dtype)
     modes = find(lambda x: potential_fn(params, one, x)[0], starts)
     cloud = put_together(clouds)
-    num_islands, num_draws, _ = cloud.position.shape
+    shape = cloud.position.shape
+    own, potential = cloud.weight[:, 0], cloud.potential[:, 0]
+    particles = _halves(cloud.position)
+    num_draws = particles.shape[0], particles.shape[1]
 
     def improve(last: Weighed, key: PRNGKey) -> tuple[Weighed, None]:
-        clusters = mixture.fit(normalise(last.log_weight), last.position)
+        weight = normalise(_halves(last.log_weight))
+        clusters = mixture.fit(weight, _halves(last.position), _CLUSTERS)
         clusters = mixture.with_common(clusters, *modes, _SHARE)
-        draws = mixture.loo_draw(key, clusters, (num_islands, num_draws))
-        potential = estimation.evaluate_draws(fixed, data, params, draws)[:, 0]
-        log_weight = level - potential - mixture.loo_log_density(clusters, draws)
-        density = mixture.loo_log_density(clusters, cloud.position)
-        seen = logsumexp(level - cloud.potential[:, 0] - density, b=own / num_islands)
-        return Weighed(draws, potential, log_weight, seen), None
+        draws = mixture.loo_draw(key, clusters, num_draws)
+        at_draws, at_particles = (
+            mixture.loo_log_density(clusters, rows).reshape(shape[:2])
+            for rows in (draws, particles)
+        )
+        position = spread(draws.reshape(shape))
+        drawn = estimation.evaluate_draws(fixed, data, params, position)[:, 0]
+        log_weight, log_ratio = level - drawn - at_draws, level - potential - at_particles
+        return Weighed(position, drawn, log_weight, log_ratio, own), None
 
-    own = cloud.weight[:, 0]
-    nothing = jnp.zeros((), own.dtype)
-    first = Weighed(cloud.position, cloud.potential[:, 0], jnp.log(own), nothing)
+    first = Weighed(cloud.position, potential, jnp.log(own), jnp.zeros_like(own), own)
     found, _ = lax.scan(improve, first, jnp.stack(round_keys))
     return share(found)
 
 
-def estimate(weighed: Weighed) -> Bridge:
-    """Estimate the evidence by the weights of draws, less the level.
+def _halves(rows: Array) -> Array:
+    """Put the islands of each half together; an odd number of islands stay as they are."""
+    num_groups = len(rows) if len(rows) % 2 else 2
+    return rows.reshape(num_groups, -1, *rows.shape[2:])
 
-    Draws are independent, and all of them tell the error; islands are few. So do the
-    particles, which may be where no draw is.
+
+def estimate(weighed: Weighed) -> Bridge:
+    """Estimate the evidence by draws, and by particles where draws are rare, less the level.
+
+    Draws are independent and particles are not, so that these get a small share. With
+    ``n`` draws it is ``1 / sqrt(n)``: no draw counts more than ``sqrt(n)`` of the mean.
     """
     log_weight = weighed.log_weight
-    pooled = log_mean_exp(log_weight.ravel())
-    log_mean = log_mean_exp(2 * log_weight.ravel()) - pooled
-    share = jnp.exp(pooled - jnp.maximum(log_mean, weighed.log_mean_seen))
-    error = jnp.sqrt((1 / share - 1) / log_weight.size)
-    return Bridge(pooled, error, share, log_mean_exp(log_weight))
+    few = log_weight.size**-0.5
+    return evidence.bridge(weighed.weight, weighed.log_ratio, log_weight, share=few)
 
 
 class Choice(NamedTuple):
@@ -221,7 +236,7 @@ def choose(bridge: Bridge, drawn: Bridge, level: Array) -> Choice:
     """Choose between a bridge from the particles and importance sampling.
 
     The bridge if it is clearly the more precise. If they differ the particles are in the
-    wrong places, and the draws are right if their weights are not too unequal.
+    wrong places, and the draws are right if they cover what the particles have found.
 
     Parameters
     ----------
@@ -235,4 +250,4 @@ def choose(bridge: Bridge, drawn: Bridge, level: Array) -> Choice:
     # The bridge's error is from few islands: the lower of two would often be too low.
     is_clear = bridge.standard_error < _CLEARLY * drawn.standard_error
     is_better = ~(agrees & is_clear)
-    return Choice(agrees, is_better & (drawn.overlap > _FEWEST))
+    return Choice(agrees, is_better & (drawn.overlap > _COVERED))

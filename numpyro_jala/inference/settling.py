@@ -73,7 +73,9 @@ def _rest(
 @partial(jax.jit, static_argnums=0)
 @on_mesh
 def _go(fixed: Fixed, data: Data, state: State, params: Array) -> State:
-    """Bring the particles to the parameters, a bit at each step."""
+    """Bring the particles to the parameters, a bit at each step; without any see `_stay`."""
+    if not params.size and fixed.layout.partition.is_joint:
+        return state
     return _rest(fixed, data, state, params, SETTLE, SETTLE if params.size else 0)
 
 

@@ -33,7 +33,7 @@ def log_target(x):
 def fitted():
     position = two_modes(random.key(0))
     weight = jnp.full(position.shape[:2], 1 / NUM_PARTICLES)
-    return mixture.fit(weight, position), position
+    return mixture.fit(weight, position, 4), position
 
 
 def by_hand(found, island, x):
@@ -59,7 +59,7 @@ def test_an_island_proposes_from_the_clusters_of_the_others(fitted):
 def test_nothing_is_learned_from_the_particles_that_move(fitted):
     _, position = fitted
     weight = jnp.full(position.shape[:2], 1 / NUM_PARTICLES)
-    changed = mixture.fit(weight, position.at[1].multiply(7.0))
+    changed = mixture.fit(weight, position.at[1].multiply(7.0), 4)
     found, _ = fitted
     rows = position[1:2].repeat(NUM_ISLANDS, 0)
     before, after = (mixture.loo_log_density(m, rows) for m in (found, changed))
@@ -82,7 +82,7 @@ def test_draws_are_from_the_density_and_cover_both_modes(fitted):
 
 def test_clusters_find_the_modes_and_their_shapes():
     position = two_modes(random.key(3), 4, 2_000)
-    found = mixture.fit(jnp.full(position.shape[:2], 1 / 2_000), position)
+    found = mixture.fit(jnp.full(position.shape[:2], 1 / 2_000), position, 4)
     share = np.exp(found.log_share)
     narrow = np.asarray(found.mean[..., 0]) > 0
     np.testing.assert_allclose((share * narrow).sum(1), 0.3, atol=0.05)
@@ -94,7 +94,7 @@ def test_clusters_find_the_modes_and_their_shapes():
 def test_a_dead_island_and_copies_of_a_particle_do_no_harm():
     position = two_modes(random.key(4)).at[2].set(0.5)
     weight = jnp.full(position.shape[:2], 1 / NUM_PARTICLES).at[0].set(0.0)
-    found = mixture.fit(weight, position)
+    found = mixture.fit(weight, position, 4)
     draws = mixture.loo_draw(random.key(5), found, (NUM_ISLANDS, 50))
     assert np.isfinite(draws).all()
     assert np.isfinite(mixture.loo_log_density(found, draws)).all()
