@@ -9,6 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
+from numpyro.contrib.funsor import config_enumerate
 from numpyro.distributions import constraints
 from scipy.optimize import minimize
 from scipy.stats import norm
@@ -243,7 +244,21 @@ def test_a_missing_value_in_one_group_is_named_by_its_row():
         describe(intercepts, group, y)
 
 
-def test_a_killed_run_is_resumed_bit_by_bit(auto, tmp_path, monkeypatch):
+@config_enumerate
+def two_kinds(group, y):
+    """Rows of two kinds, which are not known, and a normal intercept for each group."""
+    share = numpyro.param("share", 0.5, constraint=constraints.unit_interval)
+    tau = numpyro.param("tau", 1.0, constraint=constraints.positive)
+    with numpyro.plate("groups", NUM_GROUPS):
+        u = numpyro.sample("u", dist.Normal(0.0, tau))
+    with numpyro.plate("rows", len(group)):
+        kind = numpyro.sample("kind", dist.Bernoulli(share))
+        numpyro.sample("y", dist.Normal(u[group] + 2.0 * kind, 1.0), obs=y)
+
+
+@pytest.mark.parametrize("model", [intercepts, two_kinds])
+def test_a_killed_run_is_resumed_bit_by_bit(model, auto, tmp_path, monkeypatch):
+    jala = auto if model is intercepts else JALAEM(model)
     options = {"checkpoint": tmp_path / "run.npz", "checkpoint_every": 10}
     run_steps, ascents = programs.run_steps, []
 
@@ -255,14 +270,15 @@ def test_a_killed_run_is_resumed_bit_by_bit(auto, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(programs, "run_steps", fatal)
-        fit(auto, UNEVEN, **options)
+        fit(jala, UNEVEN, **options)
     results = []
     for given in (options, {}):
-        fit(auto, UNEVEN, **given)
-        found = auto.params, auto.log_evidence, auto.get_samples(), auto.standard_errors()
+        fit(jala, UNEVEN, **given)
+        found = jala.params, jala.log_evidence, jala.get_samples(), jala.standard_errors()
         results.append(jax.tree.leaves(found))
     for resumed, whole in zip(*results, strict=True):
         np.testing.assert_array_equal(resumed, whole)
+    assert num_components(jala.last_state) == NUM_GROUPS
 
 
 def num_components(state):

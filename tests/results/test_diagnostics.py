@@ -137,7 +137,7 @@ def test_particles_that_remember_are_said_to_be_slow(means, share, is_said):
 
 def decoder(y):
     """Probabilistic principal components: as many params as entries of the loadings."""
-    loadings = numpyro.param("loadings", lambda key: 0.3 * random.normal(key, (40, 3)))
+    loadings = numpyro.param("loadings", lambda key: 0.3 * random.normal(key, (22, 3)))
     noise = numpyro.param("noise", 1.0, constraint=constraints.positive)
     with numpyro.plate("rows", len(y)):
         z = numpyro.sample("z", dist.Normal(jnp.zeros(3), 1.0).to_event(1))
@@ -158,16 +158,15 @@ def decoder_shortfall(params, y):
 @pytest.mark.slow
 def test_a_decoder_says_that_it_has_not_arrived():
     rng = np.random.default_rng(0)
-    y = rng.normal(size=(50, 3)) @ rng.normal(size=(3, 40)) + 0.5 * rng.normal(
-        size=(50, 40)
-    )
+    y = rng.normal(size=(25, 3)) @ rng.normal(size=(3, 22))
+    y += 0.5 * rng.normal(size=y.shape)
     y = y.astype(np.float32)
     jala = JALAEM(decoder)
     for seed in range(3):
         with pytest.warns(UserWarning, match="have not converged: over the last 50 steps"):
             jala.run(random.key(seed), 200, y, progress_bar=False)
-        assert decoder_shortfall(jala.params, y) > 5
-    jala.run(random.key(0), 2_000, y, progress_bar=False)
+        assert decoder_shortfall(jala.params, y) > 2
+    jala.run(random.key(0), 1_000, y, progress_bar=False)
     assert decoder_shortfall(jala.params, y) < 0.5
 
 
