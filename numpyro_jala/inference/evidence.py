@@ -96,7 +96,7 @@ class Compared(NamedTuple):
     drawn
         By importance sampling from mixtures.
     pareto_shape
-        Of the tail of the draws' weights: from 0.7 on their mean is not to be trusted.
+        Of the tail of the draws' weights: from 0.7 on their mean alone is not to be trusted.
     """
 
     bridge: Bridge

@@ -135,6 +135,15 @@ def test_particles_that_remember_are_said_to_be_slow(means, share, is_said):
     assert (f"{share:.0%} is left of how x[2] differed" in said) == is_said
 
 
+@pytest.mark.parametrize(("shape", "is_said"), [(0.95, False), (1.05, True)])
+def test_weights_without_a_mean_are_said(means, shape, is_said):
+    result = means._run.result
+    pair = evidence.Compared(result.bridge, result.bridge, True, shape)
+    means._run.finished = result._replace(compared=pair)
+    said = " ".join(diagnostics.warning_messages(means._run))
+    assert (f"heavy tail (Pareto k {shape:.2f})" in said) == is_said
+
+
 def decoder(y):
     """Probabilistic principal components: as many params as entries of the loadings."""
     loadings = numpyro.param("loadings", lambda key: 0.3 * random.normal(key, (22, 3)))
