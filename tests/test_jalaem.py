@@ -109,10 +109,10 @@ def test_numbers_of_python_do_not_compile_the_walk_twice():
         x = numpyro.sample("x", dist.Normal(numpyro.param("mu", 0.0), 1.0))
         numpyro.sample("y", dist.Normal(x, 1.0), obs=y)
 
-    before = programs.run_steps._cache_size()
+    before = programs.run_steps.num_compiled
     jala = JALAEM(model, optax.sgd(0.1), num_particles=32, num_islands=4)
     jala.run(random.key(0), 25, SCHOOLS[0], init_params={"mu": 0.5}, progress_bar=False)
-    assert programs.run_steps._cache_size() == before + 1
+    assert programs.run_steps.num_compiled == before + 1
 
 
 @pytest.mark.parametrize("first", [{"mu": 0.2, "tau": 1.1}, {"mu": 1.4, "tau": 1.9}])

@@ -1,4 +1,4 @@
-"""Compile programs before they are needed, and forget them before there are too many.
+"""Compile programs soon, before they are needed, and forget them before there are too many.
 
 A run calls a handful of large programs one after the other, and on a CPU each takes seconds
 to compile: so all are begun at once. NumPyro's handlers belong to one thread, so programs
@@ -9,22 +9,82 @@ of one model take thousands of them, and a process that runs out of them is kill
 a message. So a loop over models, or over data that a model has to look at, may not keep them all.
 """
 
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from numpyro_jala.backend.blocks import num_cores
 
 #: Threads that compile; each has helpers of its own.
 _POOL = ThreadPoolExecutor(2, "compile")
-#: With fewer cores than this one program keeps them all busy.
-_MANY_CORES = 3
+#: With two cores one program is traced while another compiles: a tenth of a first fit.
+_MANY_CORES = 2
 #: Options for a program that is called once or a few times on little data.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+#: Options for all other programs on a CPU: a first fit of 1,000 groups took 25 s with them
+#: and 40 s without, a second one 3.2 and 3.0. Not every version of XLA knows each.
+_SOON = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
 #: Share of the memory maps that may be taken when a run begins.
 _ENOUGH = 0.6
+
+
+class Program:
+    """A jitted function that is soon compiled."""
+
+    def __init__(self, function: Callable[..., Any], static_argnums: Any) -> None:
+        functools.update_wrapper(self, function)
+        self._jit = functools.partial(jax.jit, function, static_argnums=static_argnums)
+        self._inner = self._jit()  # options are those of the outermost program alone
+
+    @functools.cached_property
+    def _outermost(self) -> Any:
+        return self._jit(compiler_options=options_to_compile_soon())
+
+    @property
+    def num_compiled(self) -> int:
+        """For how many kinds of arguments it was compiled."""
+        return int(self._outermost._cache_size())
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the program."""
+        is_traced = isinstance(jnp.zeros(()), jax.core.Tracer)
+        return (self._inner if is_traced else self._outermost)(*args)
+
+    def lower(self, *args: Any) -> Any:
+        """Trace the program for such arguments, down to what is compiled."""
+        return self._outermost.lower(*args)
+
+    def trace(self, *args: Any) -> Any:
+        """Trace the program for such arguments, and return what JAX makes of it."""
+        return self._outermost.trace(*args).jaxpr.jaxpr
+
+
+def program(static_argnums: int | tuple[int, ...]) -> Callable[..., Program]:
+    """Make a decorator that jits a function."""
+    return functools.partial(Program, static_argnums=static_argnums)
+
+
+@functools.cache
+def options_to_compile_soon() -> dict[str, Any]:
+    """Return those options that this version of XLA has."""
+    if jax.default_backend() != "cpu":
+        return {}
+    return {name: value for name, value in _SOON.items() if _has_option(name, value)}
+
+
+def _has_option(name: str, value: Any) -> bool:
+    try:
+        jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 def share_of_maps() -> float:

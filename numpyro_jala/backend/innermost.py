@@ -4,7 +4,9 @@
 for each of its rows: with the particles last that copies a contiguous run, and what follows
 are plain loops over such runs. With the particles first the same reads are scattered, and a
 compiler for CPUs transposes rows times particles back and forth between them: the scores of
-1,000 groups of six rows took 3.5 times as long. On a GPU it is the other way round.
+1,000 groups of six rows took 3.5 times as long. On an H200 potentials and gradients of a
+million groups took 94 ms, and 21 ms with the particles last. Models without sums over groups
+keep the particles first there.
 """
 
 from __future__ import annotations
@@ -43,13 +45,11 @@ def over_particles(function: Callable[..., Any]) -> Callable[..., Any]:
     cannot be differentiated: rules of derivatives that a function brings along are used
     within it, and gone after.
     """
-    if jax.default_backend() != "cpu":
-        return jax.vmap(jax.vmap(function))
 
     def mapped(*rows: Array) -> Any:
         shapes = [jax.eval_shape(lambda each: each[0, 0], each) for each in rows]
         program, shape = jax.make_jaxpr(function, return_shape=True)(*shapes)
-        if _loops_over_entries(program.jaxpr):
+        if _loops_over_entries(program.jaxpr) or _suits_plain_map(program.jaxpr):
             found = jax.vmap(jax.vmap(jaxpr_as_fun(program)))(*rows)
         else:
             found = _over_last(program, *rows)
@@ -71,6 +71,18 @@ def _loops_over_entries(jaxpr: Any, in_loop: bool = False) -> bool:
             _loops_over_entries(inner, in_loop or equation.primitive.name in LOOPS)
             for inner in inner_programs(equation)
         )
+        for equation in jaxpr.eqns
+    )
+
+
+def _suits_plain_map(jaxpr: Any) -> bool:
+    """Tell whether an accelerator runs a program, which sums no groups, as it stands."""
+    return jax.default_backend() != "cpu" and not _sums_groups(jaxpr)
+
+
+def _sums_groups(jaxpr: Any) -> bool:
+    return any(
+        equation.primitive.name in SUMS or any(map(_sums_groups, inner_programs(equation)))
         for equation in jaxpr.eqns
     )
 
@@ -246,6 +258,10 @@ def _scatter(equation: Any, values: Sequence[Value], size: int) -> Any:
     return equation.primitive.bind(*arrays, last, **params)
 
 
+def _barrier(equation: Any, values: Sequence[Value], size: int) -> Any:
+    return _bind(equation, [value.array for value in values])
+
+
 def rule_of(function: Callable[..., Array]) -> Rule:
     """Return the rule of a primitive that runs a function of arrays."""
 
@@ -260,6 +276,8 @@ def rule_of(function: Callable[..., Array]) -> Rule:
 
 #: Beginnings of the names of what reads and writes entries by their index.
 _BY_INDEX = ("gather", "scatter", "dynamic_")
+#: Names of primitives that sum rows of data over groups.
+SUMS: set[str] = set()
 #: Calls of programs, which need no call of their own.
 _CALLS = (
     *("jit", "pjit", "closed_call", "checkpoint", "remat2"),
@@ -283,6 +301,7 @@ RULES: dict[str, Rule] = {
     "broadcast_in_dim": _broadcast,
     "concatenate": _concatenate,
     "gather": _gather,
+    "optimization_barrier": _barrier,
     "pad": _pad,
     "reshape": _reshape,
     "scatter-add": _scatter,

@@ -18,7 +18,7 @@ import optax
 from jax import lax, random
 
 from numpyro_jala._typing import Array, PRNGKey, Tree
-from numpyro_jala.backend import cache
+from numpyro_jala.backend import cache, compilation
 from numpyro_jala.baselines import unweighted
 from numpyro_jala.baselines.unweighted import Info, Rule, State
 from numpyro_jala.engine import em
@@ -223,7 +223,7 @@ class Baseline(Fitter):
         )
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@compilation.program(static_argnums=(0, 1))
 def _run_steps(
     fixed: Fixed, rule: Rule, data: Data, state: State, num_steps: Array
 ) -> tuple[State, Info]:
@@ -242,7 +242,7 @@ def _run_steps(
     return new, infos
 
 
-@partial(jax.jit, static_argnums=0)
+@compilation.program(static_argnums=0)
 def _potential(fixed: Fixed, data: Data, state: State) -> Array:
     """Return the potential of every particle at the averaged parameters."""
     problem = problem_of(fixed, data)

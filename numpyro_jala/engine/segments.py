@@ -15,6 +15,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -67,6 +68,8 @@ class Segments:
 
 def _total(entries: Array, *index: Array, segments: Segments) -> Array:
     tables, places = segments.tables
+    # Else a compiler for GPUs computes each entry where it is read, in any order.
+    entries = lax.optimization_barrier(entries)  # type: ignore[no-untyped-call]
     sums = [
         take(entries, table, placed).sum(-1)
         for table, placed in zip(tables, index[2:], strict=True)
@@ -119,3 +122,4 @@ def _define(primitive: Any, transpose: Any, function: Any, size_of: Any) -> None
 
 _define(_total_p, _spread_p, _total, lambda segments: segments.num_segments)
 _define(_spread_p, _total_p, _spread, lambda segments: segments.owner.size)
+innermost.SUMS.add(_total_p.name)

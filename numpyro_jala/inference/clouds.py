@@ -99,7 +99,8 @@ def keep(run: Run, state: State, params: Array) -> AtRest:
 def redrawn(run: Run, state: State, drawn: Weighted) -> State:
     """Replace the particles by draws, which do not descend from each other."""
     key = random.fold_in(state.rng_key, 5)
-    cloud = estimation.redraw(run.fixed, key, drawn, state.cloud)
+    redraw = run.programs.ready(estimation.redraw)
+    cloud = redraw(run.fixed, key, drawn, state.cloud)
     return state._replace(cloud=cloud)
 
 

@@ -6,6 +6,7 @@ same draws then serve nearby parameters, with weights that stay nearly as equal.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -22,6 +23,8 @@ _DRAWS_AT_ONCE = 16
 #: The score of the marginal likelihood takes this share of the evidence's draws, if all
 #: components are small; in more dimensions it is noisier.
 _SCORE_SHARE = 4
+#: Most numbers of importance draws that particles are taken from.
+_MOST_REDRAWN = 2**24
 #: Fewest draws at once, and most bytes of an array of the draws of all islands.
 _FEWEST_AT_ONCE, _MOST_BYTES = 8, 2**31
 
@@ -93,6 +96,19 @@ def num_for_score(fixed: Fixed) -> int:
     """Return how many draws of an island serve for the score of the likelihood."""
     is_small = fixed.layout.partition.has_small_components
     return fixed.settings.num_draws // (_SCORE_SHARE if is_small else 1)
+
+
+def num_for_particles(fixed: Fixed) -> int:
+    """Return how many draws of an island particles are taken from, zero for none.
+
+    Of small components, unless those of all islands were too many: twice as many as there
+    are particles, or a few more.
+    """
+    settings, layout = fixed.settings, fixed.layout
+    wanted = 2 ** math.ceil(math.log2(2 * settings.num_particles))
+    num_draws = min(wanted, settings.num_draws)
+    are_few = settings.num_islands * num_draws * layout.dim <= _MOST_REDRAWN
+    return num_draws if are_few and layout.partition.has_small_components else 0
 
 
 def _sobol_blocks(fixed: Fixed, num_draws: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from jax import lax, random
 from jax.scipy.special import logsumexp
 
 from numpyro_jala._typing import Array, Potential, PRNGKey
-from numpyro_jala.backend import blocks
+from numpyro_jala.backend import blocks, compilation
 from numpyro_jala.backend.innermost import over_particles
 from numpyro_jala.backend.precision import exactly
 from numpyro_jala.backend.sharding import on_mesh, share, spread
@@ -33,7 +33,7 @@ from numpyro_jala.inference.programs import Data, Fixed
 from numpyro_jala.inference.snapshots import Snapshot, put_together
 
 
-@partial(jax.jit, static_argnums=0)
+@compilation.program(static_argnums=0)
 @on_mesh
 @exactly
 def fit_loo(fixed: Fixed, clouds: list[Snapshot]) -> tuple[Gaussian, Array]:
@@ -60,7 +60,7 @@ def evaluate_draws(fixed: Fixed, data: Data, params: Array, draws: Array) -> Arr
     return jnp.where(jnp.isfinite(found), found, jnp.inf)
 
 
-@partial(jax.jit, static_argnums=0)
+@compilation.program(static_argnums=0)
 @on_mesh
 @exactly
 def bridge_to(
@@ -133,7 +133,7 @@ def _sum_up(
     return found
 
 
-@partial(jax.jit, static_argnums=0)
+@compilation.program(static_argnums=0)
 @on_mesh
 @exactly
 def sample(
@@ -165,7 +165,7 @@ def sample(
     return share(importance.choose(~partition.is_small, found, second))
 
 
-@partial(jax.jit, static_argnums=0)
+@compilation.program(static_argnums=0)
 @on_mesh
 @exactly
 def log_weights(
@@ -187,7 +187,7 @@ class Weighted(NamedTuple):
     log_weight: Array  # (num_islands, components, num_draws)
 
 
-@partial(jax.jit, static_argnums=0)
+@compilation.program(static_argnums=0)
 @on_mesh
 @exactly
 def weigh(fixed: Fixed, data: Data, params: Array, draws: Draws) -> Weighted:
@@ -201,7 +201,7 @@ def weigh(fixed: Fixed, data: Data, params: Array, draws: Draws) -> Weighted:
     return spread(Weighted(position, potential, log_weight))
 
 
-@partial(jax.jit, static_argnums=0)
+@compilation.program(static_argnums=0)
 @on_mesh
 def redraw(fixed: Fixed, rng_key: PRNGKey, drawn: Weighted, cloud: smc.Cloud) -> smc.Cloud:
     """Replace particles by draws, resampled to as many, each component apart."""
@@ -278,7 +278,7 @@ def _weigh_all(
     return jax.vmap(of_island)(target.temperature, position, log_base)
 
 
-@partial(jax.jit, static_argnums=0)
+@compilation.program(static_argnums=0)
 @on_mesh
 @exactly
 def score(fixed: Fixed, data: Data, params: Array, draws: Draws) -> Score:
@@ -320,7 +320,7 @@ def score(fixed: Fixed, data: Data, params: Array, draws: Draws) -> Score:
     return share(Score(found.log_evidence, score_of, found.ess.min(), lost))
 
 
-@partial(jax.jit, static_argnums=0)
+@compilation.program(static_argnums=0)
 @on_mesh
 @exactly
 def score_of_particles(fixed: Fixed, data: Data, params: Array, cloud: Snapshot) -> Score:
@@ -349,7 +349,7 @@ def score_of_particles(fixed: Fixed, data: Data, params: Array, cloud: Snapshot)
     return share(Score(pooled, summed, ess.min(), lost))
 
 
-@partial(jax.jit, static_argnums=0)
+@compilation.program(static_argnums=0)
 @on_mesh
 @exactly
 def louis(

@@ -14,14 +14,12 @@ from tqdm.auto import tqdm
 
 from numpyro_jala._typing import Array
 from numpyro_jala.backend import compilation
-from numpyro_jala.engine import mixture
 from numpyro_jala.engine.state import ANNEAL, ANNEAL_FIXED, EM_STEP, State
-from numpyro_jala.inference import death, estimation, modes, programs
+from numpyro_jala.inference import ahead, death, programs
 from numpyro_jala.inference.checkpoint import Checkpoint
 from numpyro_jala.inference.death import DeathError
-from numpyro_jala.inference.programs import CHUNK, CLOUDS
+from numpyro_jala.inference.programs import CHUNK
 from numpyro_jala.inference.record import Run
-from numpyro_jala.inference.snapshots import take
 
 _MOST_STEPS = 5_000
 #: Given the number of steps so far and the state, up to which number to go on: that
@@ -49,30 +47,9 @@ class _Pace:
 
 def begin(run: Run, program: Any, args: tuple[Any, ...]) -> State:
     """Make the first state by a program, while those that follow are compiled."""
-    if run.fixed.settings.mesh is None and compilation.pays_ahead():
-        _compile_ahead(run, program, args)
+    ahead.begin(run, program, args)
     state: State = run.programs.ready(program)(*args)
     return state
-
-
-def _compile_ahead(run: Run, program: Any, args: tuple[Any, ...]) -> None:
-    """Begin to compile what the run will call, in that order."""
-    begin, at = run.programs.begin, (run.fixed, run.placed)
-    state, number = begin(program, *args), np.asarray(0)
-    params, cloud = state.target.params, take(state.cloud, run.fixed.layout.partition)
-    begin(programs.run_steps, *at, state, number, number, params, number)
-    if run.informs and run.data.mode is None:
-        begin(estimation.louis, *at, params, cloud, np.asarray(True))
-    elif run.informs:
-        begin(estimation.score_of_particles, *at, params, cloud)
-    if run.fixed.settings.num_islands > 1:
-        clouds = [cloud] * CLOUDS
-        fitted = begin(estimation.fit_loo, run.fixed, clouds)
-        if run.fixed.layout.partition.is_joint:
-            drawn = (run.fixed, state.rng_key, run.placed, params, clouds)
-            begin(estimation.bridge_to, *drawn, *fitted)
-            if mixture.serves(run.fixed.layout.partition):
-                begin(modes.weigh, *drawn, fitted[1])
 
 
 def run_steps(
@@ -94,15 +71,21 @@ def run_steps(
         goal,
         np.asarray(wait),
     )
-    alive = jnp.isfinite(new.cloud.log_weight).any(-1).sum(0)
+    component, alive = (int(each) for each in _fewest_alive(new.cloud.log_weight))
     # One island alone has no others to learn from.
-    if int(alive.min()) < min(2, run.fixed.settings.num_islands):
+    if alive < min(2, run.fixed.settings.num_islands):
         run.last_state = state
-        component = int(alive.argmin())
         raise DeathError(death.describe(run, state, component, int(count)))
     seen_as = ANNEAL if stage == ANNEAL_FIXED else stage
     run.keep(seen_as, jax.device_get(infos), int(count))
     return new
+
+
+@compilation.program(static_argnums=())
+def _fewest_alive(log_weight: Array) -> tuple[Array, Array]:
+    """Return the component that lives in the fewest islands, and in how many."""
+    alive = jnp.isfinite(log_weight).any(-1).sum(0)
+    return alive.argmin(), alive.min()
 
 
 def anneal(

@@ -18,7 +18,6 @@ importance sampling with weights truncated as Ionides (2008) does, less the bias
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -27,6 +26,7 @@ import numpy as np
 from jax import lax, random
 
 from numpyro_jala._typing import Array, PRNGKey
+from numpyro_jala.backend import compilation
 from numpyro_jala.backend.precision import exactly
 from numpyro_jala.backend.sharding import on_mesh, share, spread
 from numpyro_jala.engine import linalg, mixture
@@ -159,7 +159,7 @@ def num_evaluations(fixed: Fixed) -> int:
     return _STARTS * _SEARCH_STEPS + _ROUNDS * num_draws
 
 
-@partial(jax.jit, static_argnums=0)
+@compilation.program(static_argnums=0)
 @on_mesh
 @exactly
 def weigh(

@@ -128,7 +128,7 @@ def block_size(fixed: Fixed) -> int | None:
     return blocks.num_particles(fixed.layout.width, here, settings.num_particles)
 
 
-@partial(jax.jit, static_argnums=0)
+@compilation.program(static_argnums=0)
 @on_mesh
 @exactly
 def initial_state(fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array) -> State:
@@ -173,7 +173,7 @@ def is_alive(fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array) -> Array
     return jnp.isfinite(jax.vmap(lambda row: joint(params, one, row))(draws[0])).any()
 
 
-@partial(jax.jit, static_argnums=0)
+@compilation.program(static_argnums=0)
 @on_mesh
 @exactly
 def initial_state_given(
@@ -220,7 +220,7 @@ def _step(
     return found
 
 
-@partial(jax.jit, static_argnums=0)
+@compilation.program(static_argnums=0)
 @on_mesh
 def em_step(fixed: Fixed, data: Data, state: State) -> tuple[State, Info]:
     """Move the parameters, then the particles."""
@@ -228,7 +228,7 @@ def em_step(fixed: Fixed, data: Data, state: State) -> tuple[State, Info]:
     return _step(problem_of(fixed, data), fixed, state, stage, goal, stage)
 
 
-@partial(jax.jit, static_argnums=0)
+@compilation.program(static_argnums=0)
 @on_mesh
 def run_steps(
     fixed: Fixed,
@@ -260,7 +260,7 @@ def run_steps(
     return lax.while_loop(unfinished, body, (state, infos, jnp.zeros((), int)))
 
 
-@partial(jax.jit, static_argnums=0)
+@compilation.program(static_argnums=0)
 @on_mesh
 def anneal(fixed: Fixed, data: Data, state: State) -> State:
     """Walk from the reference to the posterior in one go."""
@@ -279,7 +279,7 @@ def anneal(fixed: Fixed, data: Data, state: State) -> State:
     return lax.while_loop(unfinished, body, state)
 
 
-@partial(jax.jit, static_argnums=0)
+@compilation.program(static_argnums=0)
 def best_params(fixed: Fixed, state: State) -> Array:
     """Return the average of the parameters, unless they still travel."""
     params, settings = state.target.params, fixed.settings
@@ -290,7 +290,7 @@ def best_params(fixed: Fixed, state: State) -> Array:
     return jnp.where(is_near & (state.num_steps > 0), state.mean_params, params)
 
 
-@partial(jax.jit, static_argnums=0)
+@compilation.program(static_argnums=0)
 @exactly
 def constrain_draws(
     fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array, position: Array
@@ -304,7 +304,7 @@ def constrain_draws(
     return jax.vmap(jax.vmap(one))(keys, to_latents(fixed, data, params, position))
 
 
-@partial(jax.jit, static_argnums=0)
+@compilation.program(static_argnums=0)
 @exactly
 def predict(
     fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array, position: Array
@@ -318,7 +318,7 @@ def predict(
     return jax.vmap(jax.vmap(one))(keys, to_latents(fixed, data, params, position))
 
 
-@partial(jax.jit, static_argnums=0)
+@compilation.program(static_argnums=0)
 def constrain_trace(fixed: Fixed, params: Array) -> dict[str, Any]:
     """Map a trace of parameters (steps, num_params) to values of the param sites."""
     return jax.vmap(fixed.layout.constrain_params)(params)
@@ -329,7 +329,7 @@ def log_evidence(state: State) -> Array:
     return smc.log_evidence(state.cloud)
 
 
-@jax.jit
+@compilation.program(static_argnums=())
 def draw_ancestors(rng_key: PRNGKey, log_weight: Array) -> Array:
     """Draw which particles stand for all with equal weights.
 

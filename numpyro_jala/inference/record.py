@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +11,7 @@ import numpy as np
 from jax import random
 
 from numpyro_jala._typing import Array, PRNGKey
+from numpyro_jala.backend import compilation
 from numpyro_jala.backend.compilation import Programs
 from numpyro_jala.backend.sharding import fetch, place
 from numpyro_jala.engine import em, smc, turns
@@ -81,7 +82,7 @@ class HeavyTail(NamedTuple):
     pareto_shape: float
 
 
-@partial(jax.jit, static_argnums=1)
+@compilation.program(static_argnums=1)
 def equalise(rng_key: PRNGKey, partition: Partition, cloud: Cloud) -> Cloud:
     """Give all particles the same weight, resampling each component by itself.
 
@@ -250,14 +251,13 @@ class Run:
         cloud = state.cloud
         if not layout.partition.is_joint:
             cloud = equalise(random.fold_in(state.rng_key, 4), layout.partition, cloud)
-        weight = normalise(cloud.log_weight)
-        alive = jnp.maximum(jnp.sum(weight.sum(-1) > 0, 0), 1)[:, None]
+        log_weight, potential = _together(cloud.log_weight, cloud.potential)
         uncertainty = None if known is None else self.uncertainty(known)
         result = Result(
             params,
             cloud.position,
-            jnp.log(weight / alive)[:, 0],
-            cloud.potential.sum(1),
+            log_weight,
+            potential,
             bridge,
             path_evidence(fetch(recursive)),
             uncertainty,
@@ -266,6 +266,14 @@ class Run:
             _by_component(end, uncertainty),
         )
         self.finished = fetch(result)
+
+
+@compilation.program(static_argnums=())
+def _together(log_weight: Array, potential: Array) -> tuple[Array, Array]:
+    """Return the weights of particles, one for all islands, and their potentials."""
+    weight = normalise(log_weight)
+    alive = jnp.maximum(jnp.sum(weight.sum(-1) > 0, 0), 1)[:, None]
+    return jnp.log(weight / alive)[:, 0], potential.sum(1)
 
 
 def _by_component(end: Ending, uncertainty: Uncertainty | None) -> ByComponent | None:

@@ -17,6 +17,7 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoContinuous, AutoNormal
 
 from numpyro_jala._typing import Array, Potential, PRNGKey
+from numpyro_jala.backend import compilation
 from numpyro_jala.engine import banded, laplace
 from numpyro_jala.engine.banded import Band
 from numpyro_jala.engine.langevin import draw_noise
@@ -178,7 +179,7 @@ def find_band(
     return band if band.num_blocks > 1 or band.dim <= most_dense else None
 
 
-@partial(jax.jit, static_argnums=0)
+@compilation.program(static_argnums=0)
 def _probe(
     layout: Layout, keys: PRNGKey, params: Array, arrays: list[Array], probes: Array
 ) -> Array:
@@ -215,7 +216,7 @@ def _from_mode(name: str, layout: Layout, params: Array, arrays: list[Array]) ->
     )
 
 
-@partial(jax.jit, static_argnums=(0, 3))
+@compilation.program(static_argnums=(0, 3))
 def _find_mode(
     layout: Layout, params: Array, arrays: list[Array], if_convex: bool
 ) -> tuple[laplace.Mode, Array]:

@@ -7,11 +7,11 @@ what they were some moves ago. Islands that all start alike agree with each othe
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_jala._typing import Array
+from numpyro_jala.backend import compilation
 from numpyro_jala.backend.sharding import fetch
 from numpyro_jala.engine.smc import Cloud
 from numpyro_jala.engine.state import REST, State
@@ -44,7 +44,7 @@ def settle(run: Run, state: State, params: Array) -> State:
     return state
 
 
-@jax.jit
+@compilation.program(static_argnums=())
 def forget(left: Array, before: Cloud, after: Cloud) -> Array:
     """Return what is left of the first deviations after one more round.
 

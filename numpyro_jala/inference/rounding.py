@@ -23,6 +23,7 @@ import numpy as np
 from jax import lax
 
 from numpyro_jala._typing import Array
+from numpyro_jala.backend import compilation
 from numpyro_jala.backend.blocks import inner_programs
 from numpyro_jala.backend.precision import exactly
 from numpyro_jala.backend.sharding import fetch, on_mesh, share
@@ -103,7 +104,7 @@ def _in_double(run: Run, end: Ending) -> Correction | None:
     few, all_ = min(wanted, num_blocks * block), num_blocks * block
     position, at = cloud.position[:, :all_], (run.fixed, run.placed, end.params)
     blocks = jnp.split(position, num_blocks, 1)
-    if _draws_numbers(_potentials.trace(*at, blocks).jaxpr.jaxpr):
+    if _draws_numbers(_potentials.trace(*at, blocks)):
         return None
     rounded = fetch(_potentials(*at, blocks)[..., :few])
     run.num_evaluations += num_islands * (all_ + few)
@@ -135,7 +136,7 @@ def _mean_size(potential: Array) -> Array:
     return jnp.abs(jnp.where(jnp.isfinite(potential), potential, 0.0)).mean((0, 2))
 
 
-@partial(jax.jit, static_argnums=0)
+@compilation.program(static_argnums=0)
 @on_mesh
 @exactly
 def _potentials(fixed: Fixed, data: Data, params: Array, blocks: list[Array]) -> Array:

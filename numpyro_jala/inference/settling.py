@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -11,6 +10,7 @@ import numpy as np
 from jax import lax, random
 
 from numpyro_jala._typing import Array, PRNGKey
+from numpyro_jala.backend import compilation
 from numpyro_jala.backend.sharding import on_mesh
 from numpyro_jala.engine import em, mixture, sampler
 from numpyro_jala.engine.state import REST, State
@@ -70,7 +70,7 @@ def _rest(
     return lax.fori_loop(0, num_steps, body, state)
 
 
-@partial(jax.jit, static_argnums=0)
+@compilation.program(static_argnums=0)
 @on_mesh
 def _go(fixed: Fixed, data: Data, state: State, params: Array) -> State:
     """Bring the particles to the parameters, a bit at each step; without any see `_stay`."""
@@ -79,7 +79,7 @@ def _go(fixed: Fixed, data: Data, state: State, params: Array) -> State:
     return _rest(fixed, data, state, params, SETTLE, SETTLE if params.size else 0)
 
 
-@partial(jax.jit, static_argnums=0)
+@compilation.program(static_argnums=0)
 @on_mesh
 def _stay(
     fixed: Fixed, data: Data, state: State, params: Array

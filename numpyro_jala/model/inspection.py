@@ -166,7 +166,7 @@ def components_of(layout: Layout, arrays: list[Array]) -> Components | None:
     if is_traced(layout.anchor):  # the model itself holds what is traced
         return None
     at = layout.terms(arrays), layout.init_params, _moving_anchor(layout)
-    return find_components(*at, jax.random.key(0))
+    return find_components(*at)
 
 
 def components_without(
@@ -193,7 +193,7 @@ def components_without(
 
         own = [array for array, is_open in zip(given, unknown, strict=True) if is_open]
         at = (plain.init_params, own), plain.anchor
-        return find_components(terms, *at, jax.random.key(0))
+        return find_components(terms, *at)
 
 
 def deciding(layout: Layout, arrays: list[Array]) -> list[int]:

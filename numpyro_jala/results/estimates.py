@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_jala._typing import Array
+from numpyro_jala.backend import compilation
 from numpyro_jala.inference.information import Uncertainty
 from numpyro_jala.model.density import Layout
 from numpyro_jala.model.supports import entry_range
@@ -44,13 +44,13 @@ def label_entries(name: str, value: np.ndarray) -> Iterator[tuple[str, Any]]:
         yield f"{name}[{','.join(map(str, index))}]", index
 
 
-@partial(jax.jit, static_argnums=0)
+@compilation.program(static_argnums=0)
 def _flat(layout: Layout, params: Array) -> Array:
     leaves = jax.tree.leaves(layout.constrain_params(params))
     return jnp.concatenate([jnp.ravel(leaf) for leaf in leaves])
 
 
-@partial(jax.jit, static_argnums=0)
+@compilation.program(static_argnums=0)
 def _slopes(layout: Layout, params: Array) -> Array:
     return jax.jacfwd(lambda p: _flat(layout, p))(params)
 

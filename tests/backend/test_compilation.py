@@ -129,9 +129,9 @@ def test_the_laplace_reference_is_compiled_once():
     fixed, arrays, _ = jala._inspect(random.key(0), (y,), {})
     layout = replace(fixed.layout, band=Band(np.arange(3), 3))
     at = reference.make("laplace", random.key(0), layout, jnp.zeros(1), arrays)
-    size = reference._find_mode._cache_size()
+    size = reference._find_mode.num_compiled
     again = reference.make("laplace", random.key(0), layout, jnp.ones(1), arrays)
-    assert reference._find_mode._cache_size() == size
+    assert reference._find_mode.num_compiled == size
     np.testing.assert_allclose(again.mode - at.mode, 0.5, rtol=1e-4)
 
 
@@ -168,10 +168,38 @@ def test_what_is_compiled_ahead_is_what_the_run_calls(
     jala.run(random.key(0), 20, y, progress_bar=False, **first)
     start = "initial_state_given" if given else "initial_state"
     expected = {start: 0, "run_steps": 0, "louis": 0, "fit_loo": 0}
-    if components == "joint":  # else what draws from proposals is not compiled ahead
+    if components == "joint":
         expected |= {"bridge_to": 0, "weigh": 0}
+    else:
+        expected |= {"score": 0, "sample": 0, "weigh": 0, "redraw": 0}
     assert called == expected
     assert not jala._run.programs._begun
+
+
+def test_options_that_xla_does_not_know_are_left_out(monkeypatch):
+    level = {"xla_backend_optimization_level": 1}
+    monkeypatch.setattr(compilation, "_SOON", {**level, "xla_cpu_no_such_option": True})
+    compilation.options_to_compile_soon.cache_clear()
+    assert compilation.options_to_compile_soon() == level
+    compilation.options_to_compile_soon.cache_clear()
+
+
+def test_a_program_takes_its_options_along_but_not_into_another(monkeypatch):
+    seen = []
+    compiled = jax.jit
+
+    def watch(*args, **options):
+        seen.append(options.get("compiler_options"))
+        return compiled(*args, **options)
+
+    level = {"xla_backend_optimization_level": 1}
+    monkeypatch.setattr(jax, "jit", watch)
+    monkeypatch.setattr(compilation, "options_to_compile_soon", lambda: level)
+    double = compilation.program(static_argnums=0)(lambda shift, x: shift + 2 * x)
+    assert double(1, 3.0) == 7
+    assert compiled(lambda x: double(1, x))(3.0) == 7  # nested options are an error
+    np.testing.assert_allclose(jax.vmap(lambda x: double(1, x))(np.arange(2.0)), [1, 3])
+    assert seen == [None, level]
 
 
 def test_one_core_or_an_accelerator_compiles_in_turn(monkeypatch):
@@ -180,7 +208,7 @@ def test_one_core_or_an_accelerator_compiles_in_turn(monkeypatch):
         monkeypatch.setattr(compilation, "num_cores", lambda: cores)
         return compilation.pays_ahead()
 
-    assert [pays("cpu", 2), pays("cpu", 8), pays("gpu", 8)] == [False, True, False]
+    assert [pays("cpu", 1), pays("cpu", 2), pays("gpu", 8)] == [False, True, False]
 
 
 def test_what_fails_to_compile_fails_where_it_is_called():

@@ -139,3 +139,14 @@ def test_nan_stays_where_it_was():
     x = jnp.array([[jnp.nan, 1.0], [2.0, jnp.nan]])
     np.testing.assert_array_equal(jax.jit(innermost.written_out)(x), x)
     np.testing.assert_array_equal(jax.jit(innermost.written_out)(-x[::-1]), -x[::-1])
+
+
+@pytest.mark.parametrize("name", ["sums over segments", "grouped"])
+def test_an_accelerator_puts_particles_last_where_groups_are_summed(monkeypatch, name):
+    seen = []
+    run = innermost._run
+    monkeypatch.setattr(innermost.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(innermost, "_run", lambda *args: seen.append(args) or run(*args))
+    nested = jax.jit(FUNCTIONS[name])
+    innermost.over_particles(nested)(jnp.ones((2, SIZE, DIM)))
+    assert bool(seen) == (name == "sums over segments")

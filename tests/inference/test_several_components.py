@@ -224,12 +224,12 @@ def test_fewer_draws_are_the_first_ones_in_the_same_program():
     many, few = (
         define_draws(*given, count, here.gaussian, here.level, params) for count in (64, 16)
     )
-    before = estimation.score._cache_size()
+    before = estimation.score.num_compiled
     found, part, expected = (
         estimation.score(run.fixed, run.placed, params, draws)
         for draws in (many, many.fewer(16), few)
     )
-    assert estimation.score._cache_size() == before + 2
+    assert estimation.score.num_compiled == before + 2
     np.testing.assert_allclose(part.score, expected.score, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(part.log_evidence, expected.log_evidence, atol=1e-5)
     assert np.abs(np.asarray(found.log_evidence - part.log_evidence)).max() > 1e-3

@@ -8,6 +8,7 @@ that says which coordinates it depends on.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -16,6 +17,7 @@ import numpy as np
 from jax import random
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from numpyro_jala.backend import compilation
 from numpyro_jala.model.dependence.graph import Graph, components, fill
 from numpyro_jala.model.dependence.values import UNKNOWN, Value
 from numpyro_jala.model.dependence.walk import walk
@@ -79,8 +81,8 @@ def confirm(
     function: Factors,
     found: Components,
     params: Tree,
-    positions: Array,
-    rng_key: Array,
+    positions: np.ndarray,
+    seed: int,
     num_directions: int = 8,
 ) -> bool:
     """Confirm by derivatives that no factor depends on another component's coordinates.
@@ -97,7 +99,7 @@ def confirm(
         Changed at random by about a tenth at each position.
     positions
         Points at which to differentiate, (num_positions, dim).
-    rng_key
+    seed
         Chooses components, directions and params.
     num_directions
         Directions at each position.
@@ -107,18 +109,20 @@ def confirm(
     num_components = int(found.coordinates.max(initial=-1)) + 1
 
     # Data and labels are arguments: of long ones a compiler would make more than of this.
-    @jax.jit
-    def holds(data: Any, labels: Components, key: Array, at: Array, flip: Array) -> Array:
+    @partial(jax.jit, compiler_options=compilation.options_to_compile_soon())
+    def holds(data: Any, labels: Components, at: Array, number: Array) -> Array:
         def factors(*inputs: Tree) -> Any:
             function = jaxpr_as_fun(ClosedJaxpr(program.jaxpr, data))
             return jax.tree.unflatten(structure, function(*jax.tree.leaves(inputs)))
 
+        key = random.fold_in(random.key(seed), number // 2)
+        flip = number % 2 == 1
         return _holds(factors, labels, num_components, params, key, at, flip)
 
     data, labels = jax.device_put((program.consts, found))  # once for all directions
-    keys = random.split(rng_key, (len(positions), math.ceil(num_directions / 2)))
+    each = 2 * math.ceil(num_directions / 2)
     return all(
-        bool(holds(data, labels, keys[i, j // 2], position, bool(j % 2)))
+        bool(holds(data, labels, position, np.int32(i * each + j)))
         for i, position in enumerate(positions)
         for j in range(num_directions)
     )
