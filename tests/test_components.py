@@ -269,6 +269,7 @@ def test_a_killed_run_is_resumed_bit_by_bit(model, auto, tmp_path, monkeypatch):
         return run_steps(fixed, given, state, stage, *rest)
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        fatal.lower = run_steps.lower
         patch.setattr(programs, "run_steps", fatal)
         fit(jala, UNEVEN, **options)
     results = []

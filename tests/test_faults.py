@@ -209,6 +209,7 @@ def test_a_site_without_a_finite_density_near_the_particles_is_named(monkeypatch
         dead = jnp.full_like(new.cloud.log_weight, -jnp.inf)
         return new._replace(cloud=new.cloud._replace(log_weight=dead)), infos, count
 
+    deadly.lower = run_steps.lower
     monkeypatch.setattr(programs, "run_steps", deadly)
     with pytest.raises(RuntimeError) as caught:
         JALAEM(model).run(random.key(0), 0, np.float32(0.3), progress_bar=False)

@@ -402,6 +402,7 @@ def test_an_interrupted_run_ends_with_what_is_there(means, monkeypatch):
             raise KeyboardInterrupt
         return run_steps(fixed, data, state, stage, *rest)
 
+    interrupted.lower = run_steps.lower
     monkeypatch.setattr(programs, "run_steps", interrupted)
     assert "Interrupted after 10 of 60" in said(means, 60, SCHOOLS)
     assert int(means.last_state.num_steps) == 10 and np.isfinite(means.log_evidence)
@@ -418,6 +419,7 @@ def test_when_all_particles_die_the_last_good_state_is_kept(means, monkeypatch):
         good.append(new)
         return new, infos, count
 
+    deadly.lower = run_steps.lower
     monkeypatch.setattr(programs, "run_steps", deadly)
     heard = said(means, 200, SCHOOLS)
     assert (
