@@ -403,6 +403,7 @@ class JALAEM(Fitter):
                 position = position.reshape(-1, position.shape[-1])
                 at = run.trace, run.fixed.layout, position
                 run.rounded = validation.find_rounded(*at)
+                run.beyond = validation.find_beyond(*at)
             for message in diagnostics.warning_messages(run):
                 warnings.warn(message, stacklevel=2)
             return self.to_inference_data()

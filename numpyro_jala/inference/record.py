@@ -171,6 +171,7 @@ class Run:
         self.finished: Result | None = None
         self.tied_draws: dict[str, float] = {}
         self.rounded: dict[str, float] = {}
+        self.beyond: dict[str, float] = {}
         self.heavy_tail: HeavyTail | None = None
         self.unsettled: Unsettled | None = None
         self.looks: list[Look] = []

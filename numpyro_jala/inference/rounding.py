@@ -39,6 +39,8 @@ _UNSEEN = 0.2
 _NEGLIGIBLE = 1e-4
 #: Units of the last digit that no rounding makes up.
 _TOO_MUCH = 16.0
+#: Error of a change as a share of it that makes it one of constants.
+_CONSTANT = 0.1
 #: Particles times numbers of the data that are evaluated in double precision, about.
 _ENOUGH = 2**25
 
@@ -55,10 +57,14 @@ def correct(run: Run, end: Ending) -> Ending:
     size = np.asarray(fetch(_mean_size(end.state.cloud.potential)))
     most, found = np.finfo(size.dtype).eps * size.astype(float), end.bridge
     # At worst it is alike in all components.
-    matters = most.sum() > max(_UNSEEN * float(found.standard_error), _NEGLIGIBLE)
-    by_component = _in_double(run, end) if matters else None
-    if by_component is None or _is_another_model(by_component, most):
-        error = np.hypot(found.standard_error, most.sum())
+    least = max(_UNSEEN * float(found.standard_error), _NEGLIGIBLE)
+    # A small potential may be the difference of large terms, as that of large counts is.
+    seen = 0.0 if most.sum() > least else _at_one_particle(run, end)
+    by_component = _in_double(run, end) if max(most.sum(), seen) > least else None
+    if by_component is None or not _is_known(by_component, most):
+        gain = seen if by_component is None else abs(by_component.log_evidence.sum())
+        unknown = most.sum() if seen <= least else max(most.sum(), gain)
+        error = np.hypot(found.standard_error, unknown)
         return end._replace(bridge=found._replace(standard_error=error))
     gain = by_component.log_evidence
     each = None if end.by_component is None else end.by_component + gain
@@ -67,6 +73,22 @@ def correct(run: Run, end: Ending) -> Ending:
         return end
     pair = [_moved(one, by_component) for one in end.compared[:2]]
     return end._replace(compared=end.compared._replace(bridge=pair[0], drawn=pair[1]))
+
+
+def _at_one_particle(run: Run, end: Ending) -> float:
+    """Return by how much double precision changes the potential of one particle, if known."""
+    cloud = end.state.cloud
+    rounded = np.asarray(fetch(cloud.potential[0]))
+    alive = np.isfinite(rounded).all(0)
+    if rounded.dtype == np.float64 or not alive.any():
+        return 0.0
+    place = int(alive.argmax())
+    exact = _exact(run, end.params, cloud.position[:1, place : place + 1])
+    if exact is None:
+        return 0.0
+    run.num_evaluations += 1
+    change = float(np.sum(rounded[:, place] - exact[0, :, 0]))
+    return abs(change) if np.isfinite(change) else 0.0
 
 
 def _draws_numbers(program: Any) -> bool:
@@ -78,9 +100,14 @@ def _draws_numbers(program: Any) -> bool:
     )
 
 
-def _is_another_model(by: Correction, most: np.ndarray) -> bool:
-    """Tell whether double precision changes more than rounding can."""
-    return not bool(np.all(np.abs(by.log_evidence) <= _TOO_MUCH * (most + most.mean())))
+def _is_known(by: Correction, most: np.ndarray) -> bool:
+    """Tell whether double precision changes what rounding can, or all particles by as much.
+
+    Else it may make another model, as of probabilities that are cut off at the precision.
+    """
+    can = bool(np.all(np.abs(by.log_evidence) <= _TOO_MUCH * (most + most.mean())))
+    error = np.sqrt(by.variance.sum())
+    return can or bool(error <= _CONSTANT * abs(by.log_evidence.sum()))
 
 
 def _moved(found: Bridge, by: Correction) -> Bridge:
@@ -104,16 +131,24 @@ def _in_double(run: Run, end: Ending) -> Correction | None:
     few, all_ = min(wanted, num_blocks * block), num_blocks * block
     position, at = cloud.position[:, :all_], (run.fixed, run.placed, end.params)
     blocks = jnp.split(position, num_blocks, 1)
-    if _draws_numbers(_potentials.trace(*at, blocks)):
+    exact = _exact(run, end.params, position[:, :few])
+    if exact is None:
         return None
     rounded = fetch(_potentials(*at, blocks)[..., :few])
     run.num_evaluations += num_islands * (all_ + few)
-    try:
-        exact = _potentials_in_double(*at, position[:, :few])
-    except Exception:  # of a model that does not go with double precision
-        return None
     log_weight = np.asarray(fetch(cloud.log_weight[..., :few]), float)
     return _compare(log_weight, np.asarray(rounded) - exact)
+
+
+def _exact(run: Run, params: Array, position: Array) -> np.ndarray | None:
+    """Return potentials in double precision, None of a model that has none such."""
+    at = run.fixed, run.placed, params
+    if _draws_numbers(_potentials.trace(*at, [position])):
+        return None
+    try:
+        return _potentials_in_double(*at, position)
+    except Exception:  # of a model that does not go with double precision
+        return None
 
 
 def _compare(log_weight: np.ndarray, change: np.ndarray) -> Correction | None:

@@ -380,6 +380,34 @@ def find_rounded(trace: Trace, layout: Layout, position: np.ndarray) -> dict[str
     return found
 
 
+def find_beyond(trace: Trace, layout: Layout, position: np.ndarray) -> dict[str, float]:
+    """Find sites whose particles reach towards the smallest number that the precision has.
+
+    What lies below it is lost. Near zero a posterior mostly is a power, so that the share
+    below the smallest number is the square of that below its root.
+
+    Returns
+    -------
+    dict
+        The nats that all entries of a site lose about.
+    """
+    half, found = 0.5 * np.log(np.finfo(position.dtype).tiny), {}
+    for name, index in layout.columns().items():
+        share = float(np.mean(position[:, index] < half)) if index.size else 0.0
+        if share and _vanishes(trace[name]["fn"].support):
+            found[name] = index.size * share**2
+    return found
+
+
+def _vanishes(support: Any) -> bool:
+    """Tell whether values go to zero as the exponential of their coordinate does."""
+    transform = biject_to(getattr(support, "base_constraint", support))
+    if transform.domain.event_dim or transform.codomain.event_dim:
+        return False
+    far, further = map(float, transform(jnp.array([-50.0, -60.0])))
+    return bool(np.isclose(further, far * np.exp(-10.0), rtol=0.01, atol=0.0))
+
+
 def _has_no_upper_end(support: Any) -> bool:
     """Tell whether numbers near the ends of a support are as exact as others."""
     support = getattr(support, "base_constraint", support)

@@ -12,6 +12,7 @@ from numpyro_jala.engine.state import ANNEAL, EM_STEP, REST
 from numpyro_jala.inference.record import Result, Run
 from numpyro_jala.inference.rest import FORGOTTEN
 from numpyro_jala.results.convergence import last_rise, shortfall
+from numpyro_jala.results.edges import edge_warnings
 from numpyro_jala.results.estimates import estimates, label_entries
 from numpyro_jala.results.log_evidence import (
     LEAST_OVERLAP,
@@ -106,20 +107,7 @@ def _two_estimates(result: Result) -> dict[str, float]:
 def warning_messages(run: Run) -> list[str]:
     """Return a sentence for each thing that a user should doubt."""
     found = diagnostics(run)
-    said = [
-        f"Of the draws of {name!r} from its prior {share:.0%} are equal to others by "
-        "rounding: they lie at the edge of its support, or are large beside their spread. "
-        "What lies between is lost, and the log-evidence is not to be trusted. Turn on "
-        "double precision (jax_enable_x64), subtract a constant, or use another prior."
-        for name, share in run.tied_draws.items()
-    ]
-    said += [
-        f"Of the particles of {name!r} {share:.0%} are nearer to the edge of its support than "
-        "the precision can tell. The model's density there is not what it should be, and "
-        "neither params nor log-evidence are to be trusted. Turn on double precision "
-        "(jax_enable_x64), or use another parametrisation."
-        for name, share in run.rounded.items()
-    ]
+    said = edge_warnings(run)
     reason = failure(run)
     if run.death:
         said.append(run.death)

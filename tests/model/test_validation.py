@@ -2,6 +2,7 @@
 
 import importlib.util
 import warnings
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +25,7 @@ from numpyro_jala.model import validation
 from numpyro_jala.model.arguments import check_integers
 from numpyro_jala.model.inspection import lay_out
 from numpyro_jala.model.sites import run_once
+from numpyro_jala.results.edges import edge_warnings
 from tests.tools import SCHOOLS, normal_means
 
 
@@ -318,6 +320,44 @@ def test_two_draws_that_are_the_same_by_chance_are_no_heap():
     assert validation.find_tied_draws(draws, columns) == {}
     draws[6, 0] = draws[4, 0]
     assert validation.find_tied_draws(draws, columns) == {"x": pytest.approx(2 / 31)}
+
+
+def tails():
+    """Twenty sizes and two chances of zero with steep powers there, and others without."""
+    with numpyro.plate("groups", 20):
+        numpyro.sample("size", dist.Gamma(0.08, 1.0))
+    numpyro.sample("chance", dist.Beta(0.05, jnp.ones(2)).to_event(1))
+    numpyro.sample("mean", dist.Normal())
+    numpyro.sample("late", dist.Uniform(1.0, 2.0))
+    numpyro.sample("y", dist.Normal(), obs=0.3)
+
+
+def test_what_lies_below_the_smallest_number_is_told_from_the_tail_above_it():
+    trace = run_once(tails, random.key(0), (), {})
+    layout = lay_out(tails, trace, (), {})
+    columns, rng = layout.columns(), np.random.default_rng(0)
+    edge = np.log(np.finfo(np.float32).tiny)
+    position = rng.normal(size=(4_000, layout.dim)).astype(np.float32)
+    assert validation.find_beyond(trace, layout, position) == {}
+    position[:, columns["mean"]] = position[:, columns["late"]] = edge
+    for name, power in (("size", 0.08), ("chance", 0.05)):  # as close to zero as they get
+        where = columns[name]
+        position[:, where] = np.log(rng.uniform(size=(4_000, where.size))) / power
+    found = validation.find_beyond(trace, layout, position)
+    exact = {"size": 20 * np.exp(0.08 * edge), "chance": 2 * np.exp(0.05 * edge)}
+    assert found == pytest.approx(exact, rel=0.15)
+
+
+def test_what_is_lost_below_the_smallest_number_is_said_if_it_shows():
+    bridge = SimpleNamespace(standard_error=0.1)
+    run = SimpleNamespace(
+        tied_draws={},
+        rounded={},
+        beyond={"size": 0.2, "chance": 0.01},
+        result=SimpleNamespace(bridge=bridge),
+    )
+    (said,) = edge_warnings(run)
+    assert "'size' reaches below the smallest number" in said and "0.2 nats" in said
 
 
 def shares_and_sizes():
