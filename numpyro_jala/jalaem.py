@@ -402,8 +402,7 @@ class JALAEM(Fitter):
                 position = np.asarray(run.result.position)
                 position = position.reshape(-1, position.shape[-1])
                 at = run.trace, run.fixed.layout, position
-                run.rounded = validation.find_rounded(*at)
-                run.beyond = validation.find_beyond(*at)
+                run.lost = validation.find_lost(*at)
             for message in diagnostics.warning_messages(run):
                 warnings.warn(message, stacklevel=2)
             return self.to_inference_data()

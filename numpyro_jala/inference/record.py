@@ -170,8 +170,7 @@ class Run:
         self.last_state: Any = None
         self.finished: Result | None = None
         self.tied_draws: dict[str, float] = {}
-        self.rounded: dict[str, float] = {}
-        self.beyond: dict[str, float] = {}
+        self.lost: dict[str, float] = {}
         self.heavy_tail: HeavyTail | None = None
         self.unsettled: Unsettled | None = None
         self.looks: list[Look] = []

@@ -350,11 +350,8 @@ def find_tied_draws(draws: np.ndarray, columns: dict[str, np.ndarray]) -> dict[s
     return {name: float(share) for name, share in worst.items() if share > _TIED}
 
 
-def find_rounded(trace: Trace, layout: Layout, position: np.ndarray) -> dict[str, float]:
-    """Find sites many of whose particles are too near an edge for the precision.
-
-    From an interval or a simplex they do not come back to where they were: the model was
-    given another value, and its density there is another one.
+def find_lost(trace: Trace, layout: Layout, position: np.ndarray) -> dict[str, float]:
+    """Find sites whose particles reach to where the precision has no numbers for them.
 
     Parameters
     ----------
@@ -364,39 +361,39 @@ def find_rounded(trace: Trace, layout: Layout, position: np.ndarray) -> dict[str
     Returns
     -------
     dict
-        The largest share of particles in one coordinate of the site.
+        The nats that all entries of a site lose about, where they lose any.
     """
     shapes, found = layout.unravel_latents(layout.anchor), {}
     for name, index in layout.columns().items():
         support, shape = trace[name]["fn"].support, np.shape(shapes[name])
-        if index.size != np.prod(shape) or _has_no_upper_end(support):
-            continue
-        transform = biject_to(support)
-        free = jnp.asarray(position[:, index].reshape(-1, *shape))
-        change = np.abs(transform.inv(transform(free)) - free)
-        share = np.mean(~(change < _MOVED), axis=0).max(initial=0.0)
-        if share > _TIED:
-            found[name] = float(share)
+        lost = _below(support, position[:, index])
+        if index.size == np.prod(shape) and not _has_no_upper_end(support):
+            lost += _next_to_edge(support, position[:, index].reshape(-1, *shape))
+        if lost:
+            found[name] = lost
     return found
 
 
-def find_beyond(trace: Trace, layout: Layout, position: np.ndarray) -> dict[str, float]:
-    """Find sites whose particles reach towards the smallest number that the precision has.
+def _next_to_edge(support: Any, free: np.ndarray) -> float:
+    """Add up the shares of particles that are too near an edge for the precision.
 
-    What lies below it is lost. Near zero a posterior mostly is a power, so that the share
-    below the smallest number is the square of that below its root.
-
-    Returns
-    -------
-    dict
-        The nats that all entries of a site lose about.
+    From an interval or a simplex they do not come back to where they were: the model was
+    given another value, and its density there is another one.
     """
-    half, found = 0.5 * np.log(np.finfo(position.dtype).tiny), {}
-    for name, index in layout.columns().items():
-        share = float(np.mean(position[:, index] < half)) if index.size else 0.0
-        if share and _vanishes(trace[name]["fn"].support):
-            found[name] = index.size * share**2
-    return found
+    transform, at = biject_to(support), jnp.asarray(free)
+    change = np.abs(transform.inv(transform(at)) - at)
+    return float(np.mean(~(change < _MOVED), axis=0).sum())
+
+
+def _below(support: Any, free: np.ndarray) -> float:
+    """Return what lies below the smallest number, by the tail above it.
+
+    Near zero a posterior mostly is a power, so that the share there is the square of the
+    share below the number's root.
+    """
+    half = 0.5 * np.log(np.finfo(free.dtype).tiny)
+    share = float(np.mean(free < half)) if free.size else 0.0
+    return free.shape[1] * share**2 if share and _vanishes(support) else 0.0
 
 
 def _vanishes(support: Any) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 
 from numpyro_jala.inference.record import Run
 
-#: Nats below the smallest number that are worth a warning, in errors of the log-evidence.
+#: Nats at an edge that are worth a warning, in errors of the log-evidence.
 _LOST = 0.5
 
 
@@ -20,19 +20,12 @@ def edge_warnings(run: Run) -> list[str]:
         "double precision (jax_enable_x64), subtract a constant, or use another prior."
         for name, share in run.tied_draws.items()
     ]
-    rounded = [
-        f"Of the particles of {name!r} {share:.0%} are nearer to the edge of its support than "
-        "the precision can tell. The model's density there is not what it should be, and "
-        "neither params nor log-evidence are to be trusted. Turn on double precision "
-        "(jax_enable_x64), or use another parametrisation."
-        for name, share in run.rounded.items()
+    lost = [
+        f"The posterior of {name!r} reaches nearer to the edge of its support than the "
+        f"precision can tell: about {nats:.2g} nats of the log-evidence are not what they "
+        "should be, and the params go by them. Turn on double precision (jax_enable_x64), or "
+        "use another parametrisation."
+        for name, nats in run.lost.items()
+        if nats > _LOST * error
     ]
-    beyond = [
-        f"The posterior of {name!r} reaches below the smallest number that the precision "
-        f"has: about {lost:.2g} nats of the log-evidence are lost there, and the params go "
-        "by what is left. Turn on double precision (jax_enable_x64), or use another "
-        "parametrisation."
-        for name, lost in run.beyond.items()
-        if lost > _LOST * error
-    ]
-    return tied + rounded + beyond
+    return tied + lost
