@@ -241,11 +241,17 @@ def _evidence_warnings(run: Run, found: dict[str, float]) -> list[str]:
     elif is_bridged(run.result) and found["overlap"] < LEAST_OVERLAP:
         said.append(
             f"Gaussians cover little of the posterior (overlap {found['overlap']:.3f}), so "
-            "the log-evidence and its standard error are not to be trusted."
+            f"the log-evidence and its standard error are not to be trusted{_nor(run)}."
         )
     if num_components == 1 and settings.num_islands > 1:
         said += _disagreement(run, found, value, error)
     return said
+
+
+def _nor(run: Run) -> str:
+    """Name what else the importance draws of several components tell."""
+    has_params = run.result.params.size and not run.fixed.layout.partition.is_joint
+    return ", nor are the params, which go by it" if has_params else ""
 
 
 def _weight_warnings(run: Run, found: dict[str, float]) -> list[str]:
@@ -256,7 +262,7 @@ def _weight_warnings(run: Run, found: dict[str, float]) -> list[str]:
         return [
             f"The importance weights of the component of {run.fixed.layout.label(first)} "
             f"have a heavy tail (Pareto k {shape:.2f}), so its part of the log-evidence is "
-            "not to be trusted. Look at its data, or take components='joint'."
+            f"not to be trusted{_nor(run)}. Look at its data, or take components='joint'."
         ]
     pair = run.result.compared
     if pair is None or (pair.agrees and not found["pareto_k"] >= _NO_MEAN):
