@@ -31,9 +31,6 @@ from numpyro_jala import JALAEM  # noqa: E402
 from numpyro_jala.backend import compilation  # noqa: E402
 from tests.tools import SCHOOLS, normal_means  # noqa: E402
 
-# Those of a program come before the flags.
-compilation._SOON.clear()
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _room_for_programs():
