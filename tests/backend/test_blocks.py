@@ -157,7 +157,7 @@ def test_a_fit_in_blocks_is_right(monkeypatch):
     monkeypatch.setattr(blocks, "num_particles", five)
     jala = JALAEM(normal_means, num_particles=256, num_islands=4)
     jala.run(random.key(0), 40, SCHOOLS, progress_bar=False)
-    assert set(asked) == {(4, 64)}
+    assert set(asked) == {(4, 64), (1, 64)}  # the latter for a look in double precision
     assert programs.problem_of(jala._run.fixed, jala._run.data).block == 5
     exact = normal_means_log_likelihood(jala.params)
     assert jala.log_evidence_se < 0.05
