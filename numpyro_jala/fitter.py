@@ -26,7 +26,7 @@ from numpyro_jala.model.sites import SiteRecorder, Trace, is_data, run_once
 from numpyro_jala.results.fitted import Results
 
 
-def _digest(arrays: list[Array]) -> bytes:
+def digest_of(arrays: list[Array]) -> bytes:
     """Hash the values of arrays."""
     state = hashlib.blake2b()
     for array in arrays:
@@ -123,7 +123,7 @@ class Fitter(Results, ABC):
         key = None if traced else key
         self._fixed[key] = fixed
         if key is not None and not keeps_arrays:
-            self._variants[key] = {_digest(arrays): fixed}
+            self._variants[key] = {digest_of(arrays): fixed}
         return fixed, split_call(args, kwargs, keeps_arrays)[1], trace
 
     def _run_first(
@@ -160,7 +160,7 @@ class Fitter(Results, ABC):
         """
         if not key[-1]:
             return self._fixed[key]
-        variants, digest = self._variants[key], _digest(arrays)
+        variants, digest = self._variants[key], digest_of(arrays)
         if digest not in variants:
             fixed = self._fixed[key]
             components = components_of(fixed.layout, arrays)

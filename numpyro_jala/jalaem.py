@@ -20,10 +20,11 @@ from numpyro_jala.backend import cache, sharding
 from numpyro_jala.engine import em, sampler
 from numpyro_jala.engine.partition import Partition
 from numpyro_jala.engine.state import Info, Settings, State
-from numpyro_jala.fitter import Fitter
+from numpyro_jala.fitter import Fitter, digest_of
 from numpyro_jala.inference import (
     loop,
     options,
+    patterns,
     programs,
     progress,
     reference,
@@ -226,7 +227,7 @@ class JALAEM(Fitter):
         # What is asked to move in its own way, as the paper's algorithm does, is let.
         self._adapts = preconditioner == "auto" and step_size is None
         self._scales = isinstance(reference, str)
-        self._banded: dict[Layout, Fixed] = {}
+        self._patterned: dict[Layout, dict[bytes, Fixed]] = {}
         self._components = components
         self.optim = optim
         self._given_particles = num_particles
@@ -474,10 +475,10 @@ class JALAEM(Fitter):
         else:
             layout = fixed.layout
             if self._starts_at_mode(layout.partition):
-                layout = self._with_band(fixed, first, arrays).layout
+                layout = self._with_pattern(fixed, first, arrays).layout
             fitted = reference.make(self.reference, fit_key, layout, first, arrays)
         if fitted.mode is not None:
-            fixed = self._with_band(fixed, first, arrays)
+            fixed = self._with_pattern(fixed, first, arrays)
         if start.state is not None:
             _check_components(start.state, fixed.layout.partition)
             _check_coordinates(start.state, fixed.layout)
@@ -491,19 +492,21 @@ class JALAEM(Fitter):
         is_large = partition.is_joint and partition.dim > _MANY_LATENTS
         return self._adapts and is_large and self.num_islands > 1
 
-    def _with_band(self, fixed: Fixed, params: Array, arrays: list[Array]) -> Fixed:
-        """Find the band of the latents."""
-        layout = fixed.layout
+    def _with_pattern(self, fixed: Fixed, params: Array, arrays: list[Array]) -> Fixed:
+        """Find where the second derivative of the potential has entries."""
+        layout, digest = fixed.layout, digest_of(arrays)
         if not self._fixed:  # programs were forgotten
-            self._banded.clear()
-        if layout not in self._banded:
+            self._patterned.clear()
+        known = self._patterned.setdefault(layout, {})
+        if digest not in known:
             most = _LAPLACE_LIMITS[self.reference == "auto"]
             # A posterior that is nearly Gaussian is so in the model's own coordinates.
             bare = replace(layout, scaled=()) if self.reference == "auto" else layout
-            band = reference.find_band(bare, params, arrays, most)
-            found = replace(bare, band=band)
-            self._banded[layout] = Fixed(found, self._settings(found))
-        return self._banded[layout]
+            before = [each.layout for each in known.values()]
+            found = patterns.lay_out(bare, params, arrays, most, before)
+            same = [each for each in known.values() if each.layout is found]
+            known[digest] = same[0] if same else Fixed(found, self._settings(found))
+        return known[digest]
 
     def _first_state(self, rng_key: PRNGKey, run: Run, start: Start) -> State:
         """Take the state that was given, or draw particles."""
@@ -551,7 +554,7 @@ class JALAEM(Fitter):
     def _most_dense(self, layout: Layout) -> int | None:
         """Return the size of the largest component whose correlations are learned."""
         is_auto = self.preconditioner == "auto"
-        if is_auto and layout.band is not None and layout.dim > _MANY_LATENTS:
+        if is_auto and layout.pattern is not None and layout.dim > _MANY_LATENTS:
             return 0  # few are left
         return _MOST_DENSE[self.preconditioner]
 

@@ -8,6 +8,8 @@ chains with one latent a step.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.contrib.control_flow import scan
+from scipy.linalg import cho_factor, cho_solve
 from scipy.special import expit, gammaln
 
 Array = np.ndarray
@@ -360,14 +363,17 @@ def crossed_exact(args: tuple[Any, ...], params: Params) -> float:
     """Return the density by the matrix determinant lemma."""
     rows, columns, y, shape = args
     sds, size = params["sds"], sum(shape)
-    design = np.zeros((y.size, size))
-    design[np.arange(y.size), rows] = design[np.arange(y.size), shape[0] + columns] = 1.0
-    design *= np.repeat(sds[:2], shape)
-    inner = np.eye(size) + design.T @ design / sds[2] ** 2
-    error = y.astype(float) - float(params["centre"])
-    projected = design.T @ error / sds[2] ** 2
-    square = error @ error / sds[2] ** 2 - projected @ np.linalg.solve(inner, projected)
-    log_det = np.linalg.slogdet(inner)[1] + 2 * y.size * np.log(sds[2])
+    ends, scale = (rows, shape[0] + columns), np.repeat(sds[:2], shape) / sds[2]
+    inner = np.zeros((size, size))
+    for pair in product(ends, ends):
+        np.add.at(inner, pair, 1.0)
+    inner *= scale[:, None] * scale
+    inner[np.diag_indices(size)] += 1.0
+    error = (y.astype(float) - float(params["centre"])) / sds[2]
+    projected = scale * sum(np.bincount(each, error, size) for each in ends)
+    factor = cho_factor(inner, lower=True)
+    square = error @ error - projected @ cho_solve(factor, projected)
+    log_det = 2 * np.log(np.diagonal(factor[0])).sum() + 2 * y.size * np.log(sds[2])
     return float(-0.5 * (square + log_det + y.size * np.log(2 * np.pi)))
 
 
@@ -383,6 +389,23 @@ def crossed(shape: tuple[int, int], num_rows: int) -> Case:
         return rows, columns, y.astype(np.float32), shape
 
     return Case(crossed_model, truth, draw, crossed_exact)
+
+
+def ratings(path: Path) -> Case:
+    """Return the students' ratings of lecturers that R's lme4 has as InstEval.
+
+    ``Rscript -e 'write.csv(lme4::InstEval, "InstEval.csv", row.names = FALSE)'`` writes
+    them. They are the same for all seeds.
+    """
+    with path.open() as file:
+        names = [name.strip('"') for name in file.readline().strip().split(",")]
+        rows = [line.strip().split(",") for line in file]
+    columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+    ends = [np.unique(columns[name], return_inverse=True)[1] for name in ("s", "d")]
+    shape = tuple(int(each.max()) + 1 for each in ends)
+    y = np.array(columns["y"], np.float32)
+    truth = {"centre": 3.0, "sds": [0.3, 0.5, 1.0]}  # for their shapes
+    return Case(crossed_model, truth, lambda rng: (*ends, y, shape), crossed_exact)
 
 
 def items_model(y: Any) -> None:
@@ -486,6 +509,7 @@ CASES = {
     "logistic_500": logistic(500),
     "autoregression_400": autoregression(400),
     "crossed_400": crossed((300, 100), 3_000),
+    "crossed_4100": crossed((2_972, 1_128), 73_421),
     "items_324": items(300, 24),
     "process_500": process(500),
     "lattice_900": lattice(30),

@@ -9,10 +9,11 @@ from __future__ import annotations
 import argparse
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from chain_models import CASES, Case
+from chain_models import CASES, Case, ratings
 from groups import flatten, maximise, unflatten
 from jax import random
 from records import emit, steps_or_auto
@@ -63,9 +64,10 @@ def compare(jala: JALAEM, case: Case, args: tuple[Any, ...], with_maximum: bool)
     return found
 
 
-def measure(name: str, seeds: range, num_steps: int | None, with_maximum: bool) -> None:
+def measure(
+    name: str, case: Case, seeds: range, num_steps: int | None, with_maximum: bool
+) -> None:
     """Fit a data set for each seed."""
-    case = CASES[name]
     jala = JALAEM(case.model)
     for seed in seeds:
         args = case.draw(np.random.default_rng(seed))
@@ -83,7 +85,11 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--no-maximum", action="store_true", help="the evidence alone")
+    parser.add_argument("--ratings", type=Path, help="InstEval of R's lme4, alone")
     args = parser.parse_args()
     chosen_seeds = range(args.first_seed, args.first_seed + args.seeds)
-    for chosen in args.case or CASES:
-        measure(chosen, chosen_seeds, args.steps, not args.no_maximum)
+    cases = {name: CASES[name] for name in args.case or CASES}
+    if args.ratings:
+        cases = {"ratings": ratings(args.ratings)}
+    for chosen in cases.items():
+        measure(*chosen, chosen_seeds, args.steps, not args.no_maximum)

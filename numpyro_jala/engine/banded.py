@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,35 @@ from numpyro_jala._typing import Array
 _LEAST_BLOCK = 16
 #: Products with the matrix that are found at a time.
 _AT_ONCE = 64
+
+
+#: The terms that make up a potential, in an array of any shape, at a position.
+Energy: TypeAlias = Callable[[Array], Array]
+
+
+def total_energy(energy: Energy, position: Array) -> Array:
+    """Return the potential that the terms make up."""
+    return jnp.sum(energy(position))
+
+
+class Blocks(NamedTuple):
+    """The blocks of a symmetric matrix on the diagonal, and those left of them."""
+
+    diagonal: Array  # (num_blocks, block, block)
+    below: Array  # (num_blocks, block, block)
+
+
+class BandFactor(NamedTuple):
+    """The factor L of a precision, such that its inverse transposed is quick to apply.
+
+    inverse
+        Of the blocks on the diagonal of L.
+    link
+        How a block of a solution depends on the next one.
+    """
+
+    inverse: Array  # (num_blocks, block, block)
+    link: Array  # (num_blocks, block, block)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +118,7 @@ class Band:
         columns = np.swapaxes(rows, 1, 2)
         return index(columns), index(columns - size)
 
-    def assemble(self, products: Array) -> tuple[Array, Array]:
+    def assemble(self, products: Array) -> Blocks:
         """Return the blocks on the diagonal and those left of them, from the products.
 
         The padding is the identity.
@@ -99,9 +128,8 @@ class Band:
         num_padded = self.num_blocks * self.block - self.dim
         ones = np.zeros((self.num_blocks, self.block), products.dtype)
         ones[-1, self.block - num_padded :] = 1.0
-        return symmetric(diagonal) + ones[:, None] * np.eye(self.block, dtype=ones.dtype), (
-            below
-        )
+        eye = ones[:, None] * np.eye(self.block, dtype=ones.dtype)
+        return Blocks(symmetric(diagonal) + eye, below)
 
     def split(self, rows: Array) -> Array:
         """Part vectors (..., dim) into blocks (num_blocks, ..., block), padded by zeros."""
@@ -116,23 +144,85 @@ class Band:
         rows = jnp.moveaxis(blocks, 0, -2)
         return rows.reshape(*rows.shape[:-2], -1)[..., self.place]
 
+    @property
+    def cost(self) -> int:
+        """How many evaluations a second derivative costs, about."""
+        return len(self.probes)
+
+    def hessian(self, energy: Energy, position: Array) -> Blocks:
+        """Return the blocks of the second derivative of a sum of energies."""
+        total, probes = partial(total_energy, energy), jnp.asarray(self.probes)
+        return self.assemble(products(total, position, probes))
+
+    def factorise(self, matrix: Blocks, damping: Array | float = 0.0) -> BandFactor:
+        """Factorise a precision; not finite unless it is positive definite.
+
+        Parameters
+        ----------
+        damping
+            What is added to the diagonal, in units of it.
+        """
+
+        def one(last: Array, blocks: Blocks) -> tuple[Array, tuple[Array, Array]]:
+            own, left = blocks
+            left = left @ last.T
+            inverse = inverse_cholesky(own - left @ left.T)
+            return inverse, (inverse, left)
+
+        diagonal, below = matrix
+        own = jnp.diagonal(diagonal, axis1=-2, axis2=-1)
+        eye = jnp.eye(self.block, dtype=own.dtype)
+        diagonal = diagonal + damped(own, damping)[..., None] * eye
+        if len(diagonal) == 1:
+            inverse = inverse_cholesky(diagonal[0])[None]
+            return BandFactor(inverse, jnp.zeros_like(inverse))
+        first = jnp.zeros_like(diagonal[0])
+        inverse, left = lax.scan(one, first, Blocks(diagonal, below))[1]
+        following = jnp.roll(left, -1, 0).at[-1].set(0.0)
+        return BandFactor(inverse, jnp.swapaxes(following @ inverse, -1, -2))
+
+    def solve_transposed(self, factor: BandFactor, rows: Array) -> Array:
+        """Return :math:`L^{-T} z`: of standard normal rows, draws of that precision."""
+        blocks = self.split(rows)
+        own = jax.vmap(jnp.matmul)(blocks, factor.inverse)
+        if len(own) == 1:
+            return self.join(own)
+
+        def one(following: Array, block: tuple[Array, Array]) -> tuple[Array, Array]:
+            value = block[0] - following @ block[1].T
+            return value, value
+
+        first = jnp.zeros_like(own[0])
+        solved = lax.scan(one, first, (own, factor.link), reverse=True)[1]
+        return self.join(solved)
+
+    def multiply_transposed(self, factor: BandFactor, rows: Array) -> Array:
+        r"""Return :math:`L^\top x`, the inverse of :meth:`solve_transposed`."""
+        blocks = self.split(rows)
+        following = jnp.roll(blocks, -1, 0).at[-1].set(0.0)
+        own = blocks + jax.vmap(lambda rest, link: rest @ link.T)(following, factor.link)
+
+        def one(inverse: Array, block: Array) -> Array:
+            flat = block.reshape(-1, block.shape[-1])
+            solved = solve_triangular(inverse, flat.T, lower=True, trans=1)
+            return solved.T.reshape(block.shape)
+
+        return self.join(lax.map(lambda pair: one(*pair), (factor.inverse, own)))
+
+    def log_diagonal(self, factor: BandFactor) -> Array:
+        """Return the logarithm of each coordinate's entry on the diagonal of L, (dim,)."""
+        diagonal = jnp.diagonal(factor.inverse, axis1=-2, axis2=-1)
+        return -jnp.log(diagonal.ravel()[: self.dim])[self.place]
+
 
 def symmetric(matrix: Array) -> Array:
     """Take away what rounding has made of a symmetric matrix."""
     return (matrix + jnp.swapaxes(matrix, -1, -2)) / 2
 
 
-class BandFactor(NamedTuple):
-    """The factor L of a precision, such that its inverse transposed is quick to apply.
-
-    inverse
-        Of the blocks on the diagonal of L.
-    link
-        How a block of a solution depends on the next one.
-    """
-
-    inverse: Array  # (num_blocks, block, block)
-    link: Array  # (num_blocks, block, block)
+def damped(diagonal: Array, damping: Array | float) -> Array:
+    """Return what a damping adds to a diagonal."""
+    return damping * (1e-6 + jnp.abs(diagonal))
 
 
 @jax.custom_jvp
@@ -152,71 +242,6 @@ def _inverse_cholesky_jvp(
     half = np.tril(np.ones((size, size)), -1) + 0.5 * np.eye(size)
     change = inverse @ symmetric(tangents[0]) @ inverse.T
     return inverse, -(change * half.astype(inverse.dtype)) @ inverse
-
-
-def factorise(diagonal: Array, below: Array) -> BandFactor:
-    """Factorise a block tridiagonal matrix; not finite unless it is positive definite."""
-
-    def one(last: Array, blocks: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
-        own, left = blocks
-        left = left @ last.T
-        inverse = inverse_cholesky(own - left @ left.T)
-        return inverse, (inverse, left)
-
-    if len(diagonal) == 1:
-        inverse = inverse_cholesky(diagonal[0])[None]
-        return BandFactor(inverse, jnp.zeros_like(inverse))
-    inverse, left = lax.scan(one, jnp.zeros_like(diagonal[0]), (diagonal, below))[1]
-    following = jnp.roll(left, -1, 0).at[-1].set(0.0)
-    return BandFactor(inverse, jnp.swapaxes(following @ inverse, -1, -2))
-
-
-def solve_transposed(factor: BandFactor, band: Band, rows: Array) -> Array:
-    """Return :math:`L^{-T} z`: of standard normal rows, draws of that precision."""
-    blocks = band.split(rows)
-    own = jax.vmap(jnp.matmul)(blocks, factor.inverse)
-    if len(own) == 1:
-        return band.join(own)
-
-    def one(following: Array, block: tuple[Array, Array]) -> tuple[Array, Array]:
-        value = block[0] - following @ block[1].T
-        return value, value
-
-    solved = lax.scan(one, jnp.zeros_like(own[0]), (own, factor.link), reverse=True)[1]
-    return band.join(solved)
-
-
-def solve(factor: BandFactor, band: Band, vector: Array) -> Array:
-    """Return the inverse of the precision times a vector."""
-    backward = partial(solve_transposed, factor, band)
-    (whitened,) = jax.linear_transpose(backward, vector)(vector)
-    return backward(whitened)
-
-
-def multiply_transposed(factor: BandFactor, band: Band, rows: Array) -> Array:
-    r"""Return :math:`L^\top x`, the inverse of :func:`solve_transposed`."""
-    blocks = band.split(rows)
-    following = jnp.roll(blocks, -1, 0).at[-1].set(0.0)
-    own = blocks + jax.vmap(lambda rest, link: rest @ link.T)(following, factor.link)
-
-    def one(inverse: Array, block: Array) -> Array:
-        flat = block.reshape(-1, block.shape[-1])
-        return solve_triangular(inverse, flat.T, lower=True, trans=1).T.reshape(block.shape)
-
-    return band.join(lax.map(lambda pair: one(*pair), (factor.inverse, own)))
-
-
-def log_diagonal(factor: BandFactor, band: Band) -> Array:
-    """Return the logarithm of each coordinate's entry on the diagonal of L, (dim,)."""
-    diagonal = jnp.diagonal(factor.inverse, axis1=-2, axis2=-1)
-    return -jnp.log(diagonal.ravel()[: band.dim])[band.place]
-
-
-def hessian_blocks(
-    function: Callable[[Array], Array], band: Band, position: Array
-) -> tuple[Array, Array]:
-    """Return the blocks of the second derivative of a function."""
-    return band.assemble(products(function, position, jnp.asarray(band.probes)))
 
 
 def products(

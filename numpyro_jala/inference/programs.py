@@ -101,9 +101,9 @@ def whitening_of(fixed: Fixed, data: Data) -> Whitening | None:
     layout = fixed.layout
     if data.mode is None:
         return None
-    assert layout.band is not None
-    potential_fn = layout.potential(data.arrays, data.tables)
-    return Whitening(potential_fn, layout.partition, layout.band, data.mode)
+    assert layout.pattern is not None
+    fns = layout.potential(data.arrays, data.tables), layout.energy(data.arrays)
+    return Whitening(*fns, layout.partition, layout.pattern, data.mode)
 
 
 def potential_at(fixed: Fixed, data: Data, params: Array) -> Potential:
@@ -117,7 +117,7 @@ def to_latents(fixed: Fixed, data: Data, params: Array, position: Array) -> Arra
     if whitening is None:
         return position
     found = whitening.coordinates(params)
-    return laplace.to_position(found, whitening.band, position)
+    return laplace.to_position(found, whitening.pattern, position)
 
 
 def block_size(fixed: Fixed) -> int | None:
@@ -190,7 +190,7 @@ def initial_state_given(
     whitening = whitening_of(fixed, data)
     if whitening is not None:
         found = whitening.coordinates(params)
-        flat = laplace.to_whitened(found, whitening.band, flat)
+        flat = laplace.to_whitened(found, whitening.pattern, flat)
     shape = settings.num_islands, settings.num_particles
     position = flat.reshape(*shape, layout.dim)
     temperature = jnp.ones((shape[0], layout.partition.num_components), position.dtype)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,8 +17,7 @@ from numpyro.infer.autoguide import AutoContinuous, AutoNormal
 
 from numpyro_jala._typing import Array, Potential, PRNGKey
 from numpyro_jala.backend import compilation
-from numpyro_jala.engine import banded, laplace
-from numpyro_jala.engine.banded import Band
+from numpyro_jala.engine import laplace
 from numpyro_jala.engine.langevin import draw_noise
 from numpyro_jala.inference import options
 from numpyro_jala.model.density import Layout
@@ -168,43 +166,13 @@ def _gaussian_of(guide: Any, guide_params: dict[str, Array], layout: Layout) -> 
 # -- the coordinates of a Laplace approximation ------------------------------------------
 
 
-def find_band(
-    layout: Layout, params: Array, arrays: list[Array], most_dense: int
-) -> Band | None:
-    """Find where the second derivative has entries; None if they would be too many."""
-    order = layout.natural_order()
-    keys = random.split(random.key(0))
-    found = _probe(layout, keys, params, arrays, laplace.band_probes(order))
-    band = laplace.find_band(order, np.asarray(found))
-    return band if band.num_blocks > 1 or band.dim <= most_dense else None
-
-
-@compilation.program(static_argnums=0)
-def _probe(
-    layout: Layout, keys: PRNGKey, params: Array, arrays: list[Array], probes: Array
-) -> Array:
-    """Return products of the second derivative with some vectors, at draws of the prior."""
-    energy = _energy(layout, arrays)
-
-    def one(key: PRNGKey) -> Array:
-        point = layout.draw_prior(key, params, arrays)
-        return banded.products(partial(energy, params), point, probes)
-
-    return jax.vmap(one)(keys)
-
-
-def _energy(layout: Layout, arrays: list[Array]) -> Callable[[Array, Array], Array]:
-    joint = layout.joint(arrays)
-    return lambda params, x: joint(params, jnp.ones((), x.dtype), x)
-
-
 def _from_mode(name: str, layout: Layout, params: Array, arrays: list[Array]) -> Reference:
     """Find the mode, where the coordinates of a Laplace approximation have their centre."""
-    if layout.band is None:
+    if layout.pattern is None:
         return PRIOR
     mode, is_convex = _find_mode(layout, params, arrays, name == "auto")
     if bool(mode.arrived) and (name == "laplace" or bool(is_convex)):
-        evaluations = int(mode.num_steps) * (len(layout.band.probes) + 2)
+        evaluations = int(mode.num_steps) * (layout.pattern.cost + 2)
         return Reference(None, mode.position, evaluations)
     if name == "auto":
         return PRIOR
@@ -220,8 +188,8 @@ def _from_mode(name: str, layout: Layout, params: Array, arrays: list[Array]) ->
 def _find_mode(
     layout: Layout, params: Array, arrays: list[Array], if_convex: bool
 ) -> tuple[laplace.Mode, Array]:
-    assert layout.band is not None
+    assert layout.pattern is not None
     start = jnp.zeros((layout.dim,), layout.anchor.dtype)
-    energy = partial(_energy(layout, arrays), params)
-    mode = laplace.find_mode(energy, layout.band, start, if_convex)
-    return mode, laplace.is_convex(energy, layout.band, mode)
+    energy = partial(layout.energy(arrays), params)
+    mode = laplace.find_mode(energy, layout.pattern, start, if_convex)
+    return mode, laplace.is_convex(energy, layout.pattern, mode)

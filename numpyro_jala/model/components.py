@@ -17,10 +17,13 @@ import numpy as np
 from numpyro_jala._typing import Array, Potential, Tree
 from numpyro_jala.engine.partition import Partition, partition
 from numpyro_jala.engine.segments import Segments
-from numpyro_jala.model.dependence.find import confirm, find
+from numpyro_jala.model.dependence import find
+from numpyro_jala.model.dependence.find import confirm
 
 #: Points at which the components that were found are confirmed.
 _NUM_POINTS = 3
+#: Most coordinates that a term of a large component depends on, if it is to have a pattern.
+_MOST_MEMBERS = 8
 
 
 class Terms(NamedTuple):
@@ -82,7 +85,7 @@ def find_components(
     noise = np.random.default_rng(0).normal(size=(_NUM_POINTS, anchor.size))
     positions = np.asarray(anchor + noise, anchor.dtype)
     try:
-        found = find(term_fn, params, anchor)
+        found = find.find(term_fn, params, anchor)
         if found.coordinates.max(initial=0) == 0:
             return None
         if not confirm(term_fn, found, params, positions, seed=1):
@@ -99,6 +102,26 @@ def find_components(
         for labels in (found.factors.prior, found.factors.data)
     )
     return Components(parts, prior, data)
+
+
+def energy_terms(term_fn: TermFn) -> Callable[[Array, Array], Array]:
+    """Return the function that gives the terms of the potential in one vector."""
+
+    def energy(params: Array, position: Array) -> Array:
+        terms = term_fn(params, position)
+        return -_flatten([*terms.prior, *terms.data], position)
+
+    return energy
+
+
+def find_members(term_fn: TermFn, params: Array, anchor: Array) -> np.ndarray | None:
+    """Find the coordinates of each of the :func:`energy_terms`; None if they are many."""
+    try:
+        return find.find_members(energy_terms(term_fn), params, anchor, _MOST_MEMBERS)
+    except UserWarning:  # where warnings are errors
+        raise
+    except Exception:  # a program that cannot be followed
+        return None
 
 
 def _flatten(arrays: list[Array], like: Array) -> Array:

@@ -17,11 +17,12 @@ from numpyro.infer.util import compute_log_probs, log_density
 from numpyro.primitives import Messenger
 
 from numpyro_jala._typing import Array, Potential, PRNGKey, Tree
-from numpyro_jala.engine.banded import Band
+from numpyro_jala.engine.arrow import Arrow
 from numpyro_jala.engine.partition import Partition, joint
+from numpyro_jala.engine.sparsity import Pattern
 from numpyro_jala.model import marginal
 from numpyro_jala.model.arguments import Call
-from numpyro_jala.model.components import Components, Index, TermFn, Terms
+from numpyro_jala.model.components import Components, Index, TermFn, Terms, energy_terms
 from numpyro_jala.model.parametrisation import coordinates, place
 from numpyro_jala.model.sites import (
     Site,
@@ -109,7 +110,7 @@ class Layout:
         has a loop.
     components
         The independent components of the latents, None if there is but one.
-    band
+    pattern
         Where the second derivative of the potential may have entries, if that is needed.
     """
 
@@ -135,7 +136,7 @@ class Layout:
     width: int
     components: Components | None
     scaled: tuple[str, ...] = ()
-    band: Band | None = None
+    pattern: Pattern | None = None
 
     @cached_property
     def partition(self) -> Partition:
@@ -295,6 +296,13 @@ class Layout:
             return Terms([*found.prior, *held], found.data)
 
         return terms
+
+    def energy(self, arrays: list[Array]) -> Callable[[Array, Array], Array]:
+        """Return the terms of the potential, or their sum if no pattern asks for each."""
+        if isinstance(self.pattern, Arrow):
+            return energy_terms(self.terms(arrays))
+        joint = self.joint(arrays)
+        return lambda params, x: joint(params, jnp.ones((), x.dtype), x)
 
     def index(self) -> Index | None:
         """Return where the terms of several components are."""

@@ -127,7 +127,7 @@ def test_the_laplace_reference_is_compiled_once():
     y = np.array([0.3, -1.0, 2.0], np.float32)
     jala = JALAEM(means)
     fixed, arrays, _ = jala._inspect(random.key(0), (y,), {})
-    layout = replace(fixed.layout, band=Band(np.arange(3), 3))
+    layout = replace(fixed.layout, pattern=Band(np.arange(3), 3))
     at = reference.make("laplace", random.key(0), layout, jnp.zeros(1), arrays)
     size = reference._find_mode.num_compiled
     again = reference.make("laplace", random.key(0), layout, jnp.ones(1), arrays)

@@ -18,7 +18,7 @@ from jax import random
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from numpyro_jala.backend import compilation
-from numpyro_jala.model.dependence.graph import Graph, components, fill
+from numpyro_jala.model.dependence.graph import Graph, components, fill, members_of
 from numpyro_jala.model.dependence.values import UNKNOWN, Value
 from numpyro_jala.model.dependence.walk import walk
 
@@ -62,19 +62,39 @@ def find(function: Factors, params: Tree, position: Array) -> Components:
     -------
     The component of each coordinate and of each factor.
     """
+    graph, labels, structure = _follow(function, params, position)
+    number = components(graph, _flatten(labels))
+    factors = [np.where(each < 0, -1, number[each]) for each in labels]
+    return Components(number[: position.size], jax.tree.unflatten(structure, factors))
+
+
+def find_members(
+    function: Factors, params: Tree, position: Array, most: int
+) -> np.ndarray | None:
+    """Find the coordinates that each factor depends on.
+
+    (factors, at most ``most``), filled up by -1; None where a factor depends on more.
+    """
+    graph, labels, _ = _follow(function, params, position)
+    return members_of(graph, _flatten(labels), most)
+
+
+def _follow(
+    function: Factors, params: Tree, position: Array
+) -> tuple[Graph, list[np.ndarray], Any]:
+    """Label the factors by what they depend on; return the structure of their tree too."""
     program, shapes = jax.make_jaxpr(function, return_shape=True)(params, position)
     dim = position.shape[0]
     graph = Graph(dim)
     unknown = [UNKNOWN for _ in jax.tree.leaves(params)]
     results = walk(graph, program, [*unknown, Value(np.arange(dim))])
     leaves, structure = jax.tree.flatten(shapes)
-    labels = [
-        fill(each.labels, leaf.shape) for each, leaf in zip(results, leaves, strict=True)
-    ]
-    flat = np.concatenate([np.zeros(0, np.int64), *(each.ravel() for each in labels)])
-    number = components(graph, flat)
-    factors = [np.where(each < 0, -1, number[each]) for each in labels]
-    return Components(number[:dim], jax.tree.unflatten(structure, factors))
+    pairs = zip(results, leaves, strict=True)
+    return graph, [fill(each.labels, leaf.shape) for each, leaf in pairs], structure
+
+
+def _flatten(labels: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.zeros(0, np.int64), *(each.ravel() for each in labels)])
 
 
 def confirm(

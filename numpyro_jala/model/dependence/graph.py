@@ -18,6 +18,11 @@ Labels: TypeAlias = npt.NDArray[np.int64]
 Shape: TypeAlias = tuple[int, ...]
 
 
+#: A factor that depends on few coordinates does so by no more steps, nor by way of more
+#: nodes at a time, in units of the coordinates.
+_DEEPEST, _WIDEST = 64, 4
+
+
 class Graph:
     """Labels and the links between them, from each node to the labels it stands for.
 
@@ -154,6 +159,43 @@ def components(graph: Graph, factors: Labels) -> Labels:
     rank[raw[np.sort(first)]] = np.arange(first.size)
     numbers: Labels = rank[raw]
     return numbers
+
+
+def members_of(graph: Graph, factors: Labels, most: int) -> Labels | None:
+    """Return the coordinates that each factor depends on, filled up by -1.
+
+    (factors, at most ``most``); None where a factor depends on more.
+    """
+    nodes = np.concatenate([*graph.nodes, np.zeros(0, np.int64)])
+    members = np.concatenate([*graph.members, np.zeros(0, np.int64)])
+    dim = graph.num_coordinates
+    stay = np.arange(dim)
+    links = _matrix(
+        np.concatenate([stay, nodes]), np.concatenate([stay, members]), graph.num_labels
+    )
+    has_label = np.flatnonzero(factors >= 0)
+    found = sparse.csr_matrix(
+        (np.ones(has_label.size, np.float32), (has_label, factors[has_label])),
+        shape=(factors.size, graph.num_labels),
+    )
+    for _ in range(_DEEPEST):
+        if not (found.indices >= dim).any():
+            return _rows(found, most)
+        found = found @ links
+        found.data[:] = 1.0
+        if np.diff(found.indptr).max() > _WIDEST * most:
+            return None
+    return None
+
+
+def _rows(found: sparse.csr_matrix, most: int) -> Labels | None:
+    """Return the columns of the entries in each row of a matrix, filled up by -1."""
+    counts = np.diff(found.indptr)
+    if counts.max(initial=0) > most:
+        return None
+    rows = np.full((counts.size, most), -1)
+    rows[np.arange(most) < counts[:, None]] = found.indices
+    return rows
 
 
 def _reachable(
