@@ -1,4 +1,4 @@
-"""Models whose latents form one large component: chains, crossings and fields.
+"""Models whose latents form large components: chains, crossings and fields.
 
 Each has data drawn from it, and a log-likelihood from elsewhere where there is one: a
 Kalman filter or a multivariate normal for Gaussian models, and a filter on a grid for
@@ -122,6 +122,34 @@ def walk(model: Callable[..., Any], length: int) -> Case:
         return ((x + truth["noise"] * rng.normal(size=length)).astype(np.float32),)
 
     return Case(model, truth, draw, kalman)
+
+
+def panel_model(y: Any) -> None:
+    """Several walks plus noise side by side: as many components."""
+    step, noise = positive("step", 1.0), positive("noise", 2.0)
+
+    def body(last: Any, row: Any) -> tuple[Any, None]:
+        with numpyro.plate("series", y.shape[1]):
+            x = numpyro.sample("x", dist.Normal(last, step))
+            numpyro.sample("y", dist.Normal(x, noise), obs=row)
+        return x, None
+
+    scan(body, jnp.zeros(y.shape[1]), y)
+
+
+def panel_exact(args: tuple[Any, ...], params: Params) -> float:
+    """Filter each walk."""
+    return sum(kalman((series,), params) for series in args[0].T)
+
+
+def panel(num_series: int, length: int) -> Case:
+    """Return several random walks plus noise."""
+    one = walk(walk_scan, length)
+
+    def draw(rng: np.random.Generator) -> tuple[Any, ...]:
+        return (np.stack([one.draw(rng)[0] for _ in range(num_series)], 1),)
+
+    return Case(panel_model, one.truth, draw, panel_exact)
 
 
 # -- a local linear trend with a season ----------------------------------------------------
@@ -294,6 +322,35 @@ def counts(length: int) -> Case:
         return (rng.poisson(np.exp(truth["base"] + x)).astype(np.int32),)
 
     return Case(counts_model, truth, draw, counts_exact)
+
+
+def panel_counts_model(y: Any) -> None:
+    """Counts around several random walks."""
+    step = positive("step", 0.5)
+    base = numpyro.param("base", 0.0)
+
+    def body(last: Any, row: Any) -> tuple[Any, None]:
+        with numpyro.plate("series", y.shape[1]):
+            x = numpyro.sample("x", dist.Normal(last, step))
+            numpyro.sample("y", dist.Poisson(jnp.exp(base + x)), obs=row)
+        return x, None
+
+    scan(body, jnp.zeros(y.shape[1]), y)
+
+
+def panel_counts_exact(args: tuple[Any, ...], params: Params) -> float:
+    """Filter each series on a grid."""
+    return sum(counts_exact((series,), params) for series in args[0].T)
+
+
+def panel_counts(num_series: int, length: int) -> Case:
+    """Return counts around several random walks."""
+    one = counts(length)
+
+    def draw(rng: np.random.Generator) -> tuple[Any, ...]:
+        return (np.stack([one.draw(rng)[0] for _ in range(num_series)], 1),)
+
+    return Case(panel_counts_model, one.truth, draw, panel_counts_exact)
 
 
 def logistic(length: int) -> Case:
@@ -501,6 +558,10 @@ CASES = {
     "walk_10000": walk(walk_scan, 10_000),
     "cumsum_300": walk(walk_cumsum, 300),
     "cumsum_1000": walk(walk_cumsum, 1_000),
+    "cumsum_10000": walk(walk_cumsum, 10_000),
+    "panel_20x50": panel(20, 50),
+    "panel_20x100": panel(20, 100),
+    "panel_counts_20x50": panel_counts(20, 50),
     "trend_500": trend(500),
     "volatility_300": volatility(300),
     "volatility_1000": volatility(1_000),

@@ -1,4 +1,4 @@
-"""Fit models with one large component by default settings, beside exact answers.
+"""Fit models with large components by default settings, beside exact answers.
 
 Each seed draws a data set and fits it. A run is warm if the object has fitted before.
 Run ``python examples/benchmarks/chains.py --help``.

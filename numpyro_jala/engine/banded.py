@@ -248,10 +248,12 @@ def products(
     function: Callable[[Array], Array], position: Array, directions: Array
 ) -> Array:
     """Return the products of the second derivative with some directions (rows)."""
+    # Else a compiler takes seconds to find out what a model makes of known directions.
+    directions = jnp.asarray(directions, position.dtype)
+    directions = lax.optimization_barrier(directions)  # type: ignore[no-untyped-call]
 
     def one(direction: Array) -> Array:
-        along = direction.astype(position.dtype)
-        return jax.jvp(jax.grad(function), (position,), (along,))[1]
+        return jax.jvp(jax.grad(function), (position,), (direction,))[1]
 
     if len(directions) <= _AT_ONCE:
         return jax.vmap(one)(directions)

@@ -205,9 +205,9 @@ def to_whitened(found: Coordinates, pattern: Pattern, position: Array) -> Array:
     return pattern.multiply_transposed(found.factor, position - found.centre)
 
 
-def reference_scale(dim: int) -> float:
-    """Return the standard deviation of the reference in each whitened coordinate."""
-    return 1 + WIDEN / dim**0.5
+def reference_scale(sizes: np.ndarray) -> np.ndarray:
+    """Return the standard deviation of the reference in whitened components of some sizes."""
+    return 1 + WIDEN / np.sqrt(sizes)
 
 
 class Whitening(NamedTuple):
@@ -241,7 +241,7 @@ class Whitening(NamedTuple):
         """
         partition, pattern, mode = self.partition, self.pattern, self.mode(params)
         ones = jnp.ones((partition.num_components,), self.start.dtype)
-        scale = reference_scale(partition.dim)
+        scale = reference_scale(partition.sizes).astype(self.start.dtype)
         log_norm = partition.sizes * (0.5 * np.log(2 * np.pi) + np.log(scale))
 
         def potential(params: Array, temperature: Array, position: Array) -> Array:

@@ -1,7 +1,8 @@
 """Where the second derivative of a potential has entries, and how it is factorised.
 
-A pattern is a band or an arrow. Each finds a second derivative at a position, factorises it,
-and applies the factor: all that :mod:`~numpyro_jala.engine.laplace` needs.
+A pattern is a band, of coordinates or of their sums, or an arrow. Each finds a second
+derivative at a position, factorises it, and applies the factor: all that
+:mod:`~numpyro_jala.engine.laplace` needs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Factor: TypeAlias = BandFactor | ArrowFactor
 
 
 class Pattern(Protocol):
-    """What a band and an arrow do, each with matrices and factors of its own."""
+    """What bands and arrows do, each with matrices and factors of its own."""
 
     @property
     def dim(self) -> int:

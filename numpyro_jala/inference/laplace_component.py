@@ -15,6 +15,7 @@ from numpyro_jala.backend.sharding import fetch
 from numpyro_jala.engine import em
 from numpyro_jala.engine.state import State
 from numpyro_jala.inference import clouds, estimation, newton
+from numpyro_jala.inference.clouds import AtRest
 from numpyro_jala.inference.estimation import Score
 from numpyro_jala.inference.information import Information
 from numpyro_jala.inference.record import Run
@@ -24,13 +25,20 @@ from numpyro_jala.inference.snapshots import Snapshot
 _DIFFERENCES = 3
 
 
+def rest(run: Run, state: State, params: Array) -> AtRest:
+    """Climb to the maximum, if it is sought, and keep clouds there."""
+    if run.maximises(state):
+        params, state = climb(run, state, params)
+    return clouds.keep(run, state, params)
+
+
 def climb(run: Run, state: State, params: Array) -> tuple[Array, State]:
     """Climb to the maximum of the log-likelihood, and rest there."""
     for index in range(newton.ROUNDS):
         state = clouds.stay(run, state, params)
         if index == 0:
             cloud = clouds.snapshot(run, state)
-            known = run.uncertainty(inform(run, state, params, cloud))
+            known = run.uncertainty(_find(run, state, params, cloud))
             covariance = np.nan_to_num(known.covariance)
         score_at = partial(_score, run, clouds.snapshot(run, state))
         better = newton.maximise(score_at, params, covariance, index > 0).params
@@ -40,7 +48,12 @@ def climb(run: Run, state: State, params: Array) -> tuple[Array, State]:
     return params, state
 
 
-def inform(run: Run, state: State, params: Array, cloud: Snapshot) -> Information:
+def inform(run: Run, here: AtRest) -> Information:
+    """Find score and information by differences."""
+    return _find(run, here.state, here.params, here.clouds[0])
+
+
+def _find(run: Run, state: State, params: Array, cloud: Snapshot) -> Information:
     """Find score and information by differences."""
     score_at = partial(_score, run, cloud)
     score = newton.by_island(score_at(params))

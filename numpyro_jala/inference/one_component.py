@@ -62,7 +62,7 @@ def _polish(run: Run, state: State, params: Array) -> tuple[Array, State]:
 def _inform(run: Run, here: AtRest) -> Information:
     if run.data.mode is None:
         return clouds.inform(run, here.params, here.clouds)
-    return laplace_component.inform(run, here.state, here.params, here.clouds[0])
+    return laplace_component.inform(run, here)
 
 
 # -- the evidence ------------------------------------------------------------------------

@@ -1,15 +1,17 @@
 """Find where the second derivative of a model's potential has entries.
 
-A layout and data come in; the layout with a pattern goes out. A band hangs on the order of
-the latents, and is found by probing. An arrow hangs on which latents each term of the density
-depends on, and so on values such as the groups of rows: it is found anew for other data.
+A layout and data come in; the layout with a pattern goes out. A band, of the latents or of
+their cumulative sums, hangs on their order, and is found by probing. An arrow hangs on which
+latents each term of the density depends on, and so on values such as the groups of rows: it
+is found anew for other data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +20,11 @@ from jax import lax, random
 
 from numpyro_jala._typing import Array, PRNGKey
 from numpyro_jala.backend import compilation
+from numpyro_jala.backend.blocks import inner_programs
 from numpyro_jala.engine import banded, sparsity
 from numpyro_jala.engine.arrow import Arrow, Parts
 from numpyro_jala.engine.sparsity import Pattern
+from numpyro_jala.engine.summed import Summed
 from numpyro_jala.model.components import find_members
 from numpyro_jala.model.density import Layout
 
@@ -54,16 +58,52 @@ def _find(
 ) -> Pattern | None:
     order = layout.natural_order()
     probes, keys = sparsity.band_probes(order), random.split(random.key(0))
-    found = np.asarray(_probe(layout, keys, params, arrays, probes))
+    at = keys, params, arrays, probes
+    found = np.asarray(_probe(layout, None, *at))
     band = sparsity.find_band(order, found)
     if band.num_blocks > 1:
         return band
+    lanes = _find_lanes(layout, params, arrays)
+    if lanes:
+        summed = Summed(lanes, band)
+        of_sums = sparsity.find_band(order, np.asarray(_probe(layout, summed, *at)))
+        if of_sums.num_blocks > 1:
+            return replace(summed, band=of_sums)
     arrow = _find_arrow(layout, params, arrays)
     if arrow is not None:
         parts = _parts(replace(layout, pattern=arrow), keys, params, arrays)
         if sparsity.makes_up(arrow, jax.device_get(parts), found[:, 0]):
             return arrow
     return band if band.dim <= most_dense else None
+
+
+def _find_lanes(
+    layout: Layout, params: Array, arrays: list[Array]
+) -> tuple[np.ndarray, ...]:
+    """Find the sites with an axis as long as those that the model sums up along."""
+    somewhere = jnp.zeros(layout.dim, layout.anchor.dtype)
+    program = jax.make_jaxpr(layout.energy(arrays))(params, somewhere)
+    lengths = set(_lengths_of_sums(program.jaxpr))
+    values, found = layout.unravel_latents(layout.anchor), []
+    for name, columns in layout.columns().items():
+        shape = np.shape(values[name])
+        axes = [axis for axis, length in enumerate(shape) if length in lengths]
+        if axes and columns.size == np.prod(shape):
+            lanes = np.moveaxis(columns.reshape(shape), axes[0], -1)
+            found.append(lanes.reshape(-1, lanes.shape[-1]))
+    # Components would no longer be independent of each other.
+    owner = layout.partition.owner
+    mixes = any(np.ptp(owner[lanes], axis=-1).any() for lanes in found)
+    return () if mixes else tuple(found)
+
+
+def _lengths_of_sums(jaxpr: Any) -> Iterator[int]:
+    """Yield how many terms the cumulative sums of a program have."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "cumsum":
+            yield equation.invars[0].aval.shape[equation.params["axis"]]
+        for inner in inner_programs(equation):
+            yield from _lengths_of_sums(inner)
 
 
 def _find_arrow(layout: Layout, params: Array, arrays: list[Array]) -> Arrow | None:
@@ -76,16 +116,23 @@ def _find_arrow(layout: Layout, params: Array, arrays: list[Array]) -> Arrow | N
     return sparsity.find_arrow(members, np.concatenate(sites))
 
 
-@compilation.program(static_argnums=0)
+@compilation.program(static_argnums=(0, 1))
 def _probe(
-    layout: Layout, keys: PRNGKey, params: Array, arrays: list[Array], probes: Array
+    layout: Layout,
+    summed: Summed | None,
+    keys: PRNGKey,
+    params: Array,
+    arrays: list[Array],
+    probes: Array,
 ) -> Array:
     """Return products of the second derivative with some vectors, at draws of the prior."""
-    energy = layout.energy(arrays)
+    energy = partial(layout.energy(arrays), params)
 
     def one(key: PRNGKey) -> Array:
         point = layout.draw_prior(key, params, arrays)
-        return banded.products(partial(energy, params), point, probes)
+        if summed is None:
+            return banded.products(energy, point, probes)
+        return banded.products(summed.energy_of_sums(energy), summed.sums(point), probes)
 
     return jax.vmap(one)(keys)
 

@@ -137,7 +137,9 @@ def initial_state(fixed: Fixed, rng_key: PRNGKey, data: Data, params: Array) -> 
     draw_key, state_key = random.split(rng_key)
     shape = settings.num_islands, settings.num_particles
     position = draw_reference(draw_key, fixed, data, params, shape)
-    temperature = jnp.zeros((shape[0], layout.partition.num_components), position.dtype)
+    zeros = jnp.zeros((shape[0], layout.partition.num_components), position.dtype)
+    # Else a compiler takes seconds to find out what follows from zeros.
+    temperature = lax.optimization_barrier(zeros)  # type: ignore[no-untyped-call]
     target = Target(params, temperature)
     first = jnp.zeros((), position.dtype)
     if data.from_prior:
@@ -162,7 +164,8 @@ def draw_reference(
     if data.mode is None:
         return reference.draw(rng_key, layout, params, data.arrays, data.gaussian, shape)
     noise = draw_noise(rng_key, (*shape, layout.dim), data.mode.dtype)
-    return laplace.reference_scale(layout.dim) * noise
+    scale = laplace.reference_scale(layout.partition.sizes)
+    return layout.partition.spread(jnp.asarray(scale, noise.dtype)) * noise
 
 
 @partial(jax.jit, static_argnums=0, compiler_options=compilation.QUICK)

@@ -125,8 +125,8 @@ def make(
 
 
 def _widen(gaussian: Gaussian) -> Gaussian:
-    widened = laplace.reference_scale(gaussian.mean.size) * gaussian.factor
-    return Gaussian(gaussian.mean, widened)
+    scale = float(laplace.reference_scale(np.asarray(gaussian.mean.size)))
+    return Gaussian(gaussian.mean, scale * gaussian.factor)
 
 
 def _fit(

@@ -23,6 +23,7 @@ from numpyro_jala.inference import (
     estimation,
     importance,
     information,
+    laplace_component,
     newton,
     pareto,
 )
@@ -54,10 +55,14 @@ _PRECISE, _MOST_DRAWN, _MOST_CLOUDS = 0.004, 4, 10
 def conclude_several(run: Run, state: State, params: Array, rng_key: PRNGKey) -> Ending:
     """Climb to the maximum, and find the evidence and the information there."""
     score_key, draw_key = random.split(rng_key)
-    here = clouds.keep(run, state, params)
-    found = clouds.inform(run, params, here.clouds[:1]) if run.informs else None
-    if found is not None and run.maximises(state):
-        here, found = _climb(run, score_key, here, found)
+    if run.data.mode is None:
+        here = clouds.keep(run, state, params)
+        found = clouds.inform(run, params, here.clouds[:1]) if run.informs else None
+        if found is not None and run.maximises(state):
+            here, found = _climb(run, score_key, here, found)
+    else:
+        here = laplace_component.rest(run, state, params)
+        found = laplace_component.inform(run, here) if run.informs else None
     num_draws = run.fixed.settings.num_draws
     draws = _draws(run, draw_key, here, num_draws)
     run.num_evaluations += run.fixed.settings.num_islands * num_draws

@@ -207,14 +207,14 @@ class Layout:
         return {name: np.flatnonzero(owner == i) for i, name in enumerate(names)}
 
     def natural_order(self) -> np.ndarray:
-        """Return the coordinates in the order of their places along the sites' first axes.
+        """Return the coordinates of each component in turn, along the sites' first axes.
 
-        Those of several series come side by side.
+        Those of several series in one component come side by side.
         """
         places = np.zeros(self.dim)
         for columns in self.columns().values():
             places[columns] = np.arange(columns.size) / columns.size
-        return np.argsort(places, kind="stable")
+        return np.lexsort((places, self.partition.owner))
 
     def label(self, coordinate: int) -> str:
         """Return the name of a coordinate of a position, as in ``u[3]``."""

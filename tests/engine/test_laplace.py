@@ -75,8 +75,8 @@ def test_the_reference_is_a_widened_standard_normal():
     )
 
 
-def test_components_have_their_own_volumes():
-    """Two chains, of which each has the evidence that it has alone."""
+def test_components_have_their_own_volumes_and_references():
+    """Two chains, of which each has the evidence and the start that it has alone."""
     labels = (np.arange(DIM) >= 20).astype(int)
     parts = partition(labels)
 
@@ -91,6 +91,11 @@ def test_components_have_their_own_volumes():
     sizes, squares = parts.sizes, jnp.zeros(2).at[parts.owner].add(0.5 * z**2)
     precision = jnp.where(sizes == 20, jnp.exp(PARAMS[0]), 3.0)
     np.testing.assert_allclose(found, squares + 0.5 * sizes * jnp.log(precision), rtol=1e-5)
+    scale = 1 + laplace.WIDEN / np.sqrt(sizes[parts.owner])
+    log_density = jax.scipy.stats.norm.logpdf(z, 0.0, scale)
+    expected = -jnp.zeros(2).at[parts.owner].add(log_density)
+    first = potential_fn(PARAMS, jnp.zeros(2), z)
+    np.testing.assert_allclose(first, expected, rtol=1e-5)
 
 
 def test_latents_and_whitened_rows_are_each_others_inverse():

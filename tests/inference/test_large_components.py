@@ -45,6 +45,21 @@ def draw_walk(length, seed=1):
     return (x + rng.normal(size=length)).astype(np.float32)
 
 
+def errors_of(lost, at):
+    """Standard errors of two params, from differences of the log-likelihood."""
+    moves = 1e-3 * np.eye(2)
+    second = np.array(
+        [
+            [
+                lost(at + a + b) - lost(at + a - b) - lost(at - a + b) + lost(at - a - b)
+                for a in moves
+            ]
+            for b in moves
+        ]
+    )
+    return np.sqrt(np.diag(np.linalg.inv(second / 4e-6)))
+
+
 @pytest.fixture(scope="module")
 def fitted():
     y = draw_walk(300)
@@ -62,20 +77,7 @@ def test_a_chain_has_the_estimate_evidence_and_errors_of_a_kalman_filter(fitted)
         return -kalman(y, *np.exp(logs))
 
     best = minimize(lost, np.zeros(2), method="BFGS", options={"gtol": 1e-6})
-    moves = 1e-3 * np.eye(2)
-    second = np.array(
-        [
-            [
-                lost(best.x + a + b)
-                - lost(best.x + a - b)
-                - lost(best.x - a + b)
-                + lost(best.x - a - b)
-                for a in moves
-            ]
-            for b in moves
-        ]
-    )
-    errors = np.sqrt(np.diag(np.linalg.inv(second / 4e-6)))
+    errors = errors_of(lost, best.x)
     for i, name in enumerate(("step", "noise")):
         estimate = float(jala.params[name])
         assert abs(np.log(estimate) - best.x[i]) < 0.02 * errors[i]
@@ -166,6 +168,85 @@ def test_crossed_effects_are_exact_whichever_groups_the_rows_belong_to():
         )
         errors = jala.standard_errors()["sds"]
         assert np.all(np.abs(jala.params["sds"] - np.exp(best.x)) < 0.02 * errors)
+
+
+def panel(y, groups):
+    """Several walks side by side, and groups of a single latent with the same noise."""
+    step = numpyro.param("step", 1.0, constraint=POSITIVE)
+    noise = numpyro.param("noise", 2.0, constraint=POSITIVE)
+
+    def body(last, row):
+        with numpyro.plate("series", y.shape[1]):
+            x = numpyro.sample("x", dist.Normal(last, step))
+            numpyro.sample("y", dist.Normal(x, noise), obs=row)
+        return x, None
+
+    scan(body, jnp.zeros(y.shape[1]), y)
+    with numpyro.plate("groups", len(groups)):
+        u = numpyro.sample("u", dist.Normal(0.5, 2.0))
+        numpyro.sample("z", dist.Normal(u, noise), obs=groups)
+
+
+def panel_log_likelihood(step, noise, y, groups):
+    spread = 4.0 + noise**2
+    of_groups = (groups.astype(float) - 0.5) ** 2 / spread + np.log(2 * np.pi * spread)
+    return sum(kalman(each, step, noise) for each in y.T) - 0.5 * of_groups.sum()
+
+
+def draw_panel(num_series=5, length=40):
+    y = np.stack([draw_walk(length, seed) for seed in range(num_series)], 1)
+    return y, np.random.default_rng(9).normal(0.5, 2.2, 12).astype(np.float32)
+
+
+def test_several_chains_beside_small_groups_are_those_of_kalman_filters():
+    data = draw_panel()
+    jala = JALAEM(panel, num_particles=128)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        jala.run(random.key(0), 10, *data, progress_bar=False)
+    assert jala.components["num_components"] == 5 + 12
+    exact = panel_log_likelihood(jala.params["step"], jala.params["noise"], *data)
+    assert abs(jala.log_evidence - exact) < 4 * jala.log_evidence_se
+    assert jala.log_evidence_se < 0.05
+    assert jala._run.fixed.layout.pattern.width == 2  # as of a single chain
+
+    def lost(values):
+        return -panel_log_likelihood(*np.exp(values), *data)
+
+    best = minimize(lost, np.zeros(2), method="BFGS", options={"gtol": 1e-6})
+    estimate, found = (
+        np.array([float(values[name]) for name in ("step", "noise")])
+        for values in (jala.params, jala.standard_errors())
+    )
+    errors = errors_of(lost, best.x)
+    assert np.all(np.abs(np.log(estimate) - best.x) < 0.02 * errors)
+    assert np.all(np.abs(found / estimate / errors - 1) < 0.02)
+    draws = np.asarray(jala.to_inference_data().posterior["u"]).reshape(-1, 12)
+    shrinkage = 4.0 / (4.0 + estimate[1] ** 2)
+    mean, sd = 0.5 + shrinkage * (data[1] - 0.5), np.sqrt(4.0 * (1 - shrinkage))
+    z = (draws.mean(0) - mean) / sd * np.sqrt(len(draws))
+    assert z.std() < 2.5 and abs(z.mean()) < 1.0  # particles are not quite independent
+
+
+def test_walks_written_as_sums_of_their_steps_keep_the_band_of_a_walk():
+    """Dense second derivatives of 160 latents would take 160 products."""
+
+    def steps(y):
+        step = numpyro.param("step", 0.6, constraint=POSITIVE)
+        noise = numpyro.param("noise", 1.1, constraint=POSITIVE)
+        with numpyro.plate("times", 80, dim=-2), numpyro.plate("series", 2):
+            z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+            numpyro.sample("y", dist.Normal(step * jnp.cumsum(z, 0), noise), obs=y)
+
+    y = np.stack([draw_walk(80, seed) for seed in range(2)], 1)
+    jala = JALAEM(steps, num_particles=64)
+    with pytest.warns(UserWarning, match="not converged"):
+        jala.run(random.key(0), 0, y, progress_bar=False)
+    pattern = jala._run.fixed.layout.pattern
+    assert pattern.cost < 6 and jala.components["num_components"] == 2
+    exact = sum(kalman(each, 0.6, 1.1) for each in y.T)
+    assert abs(jala.log_evidence - exact) < 4 * jala.log_evidence_se
+    assert jala.log_evidence_se < 0.05
 
 
 def test_latents_without_a_mode_start_from_the_prior():
