@@ -29,7 +29,8 @@ _FEWEST_STEPS = 4
 MOST_STEPS = 2_000
 #: Newton steps: how often to ask whether they are enough, the fewest that are where one
 #: component's particles have the last word, the fewest on a flat, and the fewest after which
-#: noise may be what is left. Of several components draws find the maximum in the end.
+#: noise may be what is left. Of several components draws find the maximum in the end, and in
+#: coordinates of the mode the scores of particles at rest.
 _ASK_EVERY, _FEWEST_NEWTON, _FEWEST_FLAT, _FEWEST_NOISY = 10, 20, 50, 100
 #: How many times as many nats from the maximum the ascent may end for each small component:
 #: draws cover the rest, and the weights of each hardly feel it. Ten steps then do for ten
@@ -96,7 +97,8 @@ def _num_first_steps(run: Run, num_steps: int) -> int:
 def _until_at_rest(run: Run, tol: float) -> Until:
     """Take Newton steps until their records say that the params have arrived."""
     partition = run.fixed.layout.partition
-    fewest = _FEWEST_NEWTON if partition.is_joint else _ASK_EVERY
+    is_last_word = partition.is_joint and run.data.mode is None
+    fewest = _FEWEST_NEWTON if is_last_word else _ASK_EVERY
     near = tol * _share_of_draws(partition)
 
     def until(done: int, state: State) -> int:
