@@ -44,13 +44,13 @@ def lay_out(
         Most latents of which all may be tied to all; of more there is no pattern.
     """
     arrows = [each for each in before if isinstance(each.pattern, Arrow)]
-    if len(arrows) < len(before):
+    if before and not arrows:
         return before[0]
-    if not before:
-        return replace(layout, pattern=_find(layout, params, arrays, most_dense))
-    arrow = _find_arrow(layout, params, arrays)
+    arrow = _find_arrow(layout, params, arrays) if arrows else None
     same = [each for each in arrows if arrow is not None and arrow.equals(each.pattern)]
-    return same[0] if same else replace(layout, pattern=arrow)
+    if same:
+        return same[0]
+    return replace(layout, pattern=_find(layout, params, arrays, most_dense))
 
 
 def _find(

@@ -126,6 +126,18 @@ def test_without_a_mode_none_is_found(start):
     assert not bool(mode.arrived)
 
 
+def test_rounding_of_a_large_potential_is_no_failed_step():
+    """Units of the last digit are 0.03 nats: the last step gains less."""
+
+    def energy(x):
+        return 0.5 * jnp.sum((x - 1.0) ** 2 * jnp.arange(1.0, DIM + 1)) + 3e5
+
+    start = jnp.ones(DIM).at[3].add(0.05)  # 0.005 nats above the mode
+    mode = laplace.find_mode(energy, Band(np.arange(DIM), 1), start)
+    assert bool(mode.arrived) and float(mode.damping) == 0.0
+    np.testing.assert_allclose(mode.position, 1.0, atol=1e-5)
+
+
 @pytest.mark.parametrize("centre, expected", [(6.0, True), (0.5, False)])
 def test_a_potential_is_known_to_be_convex_around_its_mode(centre, expected):
     """A product of two latents, which is convex only where data say much of it."""

@@ -12,6 +12,10 @@ from numpyro.contrib.control_flow import scan
 from scipy.optimize import minimize
 
 from numpyro_jala import JALAEM
+from numpyro_jala.engine import sparsity
+from numpyro_jala.engine.arrow import Arrow
+from numpyro_jala.engine.banded import Band
+from numpyro_jala.inference import patterns
 
 POSITIVE = dist.constraints.positive
 
@@ -169,6 +173,20 @@ def test_crossed_effects_are_exact_whichever_groups_the_rows_belong_to():
         )
         errors = jala.standard_errors()["sds"]
         assert np.all(np.abs(jala.params["sds"] - np.exp(best.x)) < 0.02 * errors)
+
+
+def test_data_whose_arrow_is_too_large_get_a_dense_matrix_and_spoil_no_others(monkeypatch):
+    jala, found = JALAEM(crossed), []
+    for seed, most in ((3, 2e10), (4, 0.0), (5, 2e10)):
+        monkeypatch.setattr(sparsity, "_MOST_WORK", most)
+        fixed, arrays, _ = jala._inspect(random.key(0), draw_crossed(seed), {})
+        at = fixed.layout.init_params, arrays
+        found.append(patterns.lay_out(fixed.layout, *at, 1_000, found))
+        again = patterns.lay_out(fixed.layout, *at, 1_000, found)
+        assert most == 0.0 or again is found[-1]
+    first, second, third = (each.pattern for each in found)
+    assert isinstance(second, Band) and second.num_blocks == 1
+    assert isinstance(third, Arrow) and not third.equals(first)
 
 
 def panel(y, groups):
