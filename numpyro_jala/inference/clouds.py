@@ -17,12 +17,12 @@ from numpyro_jala._typing import Array
 from numpyro_jala.backend.sharding import fetch
 from numpyro_jala.engine import em
 from numpyro_jala.engine.state import REST, State
-from numpyro_jala.inference import estimation, information, snapshots
+from numpyro_jala.inference import estimation, information, programs, snapshots
 from numpyro_jala.inference.estimation import Weighted
 from numpyro_jala.inference.evidence import Gaussian
 from numpyro_jala.inference.information import Information, Moments
 from numpyro_jala.inference.loop import run_steps
-from numpyro_jala.inference.programs import APART, CLOUDS, SETTLE
+from numpyro_jala.inference.programs import CLOUDS, SETTLE
 from numpyro_jala.inference.record import Run
 from numpyro_jala.inference.snapshots import Snapshot
 
@@ -70,7 +70,7 @@ def _num_steps_to(run: Run, state: State, params: Array) -> int:
 
 def stay(run: Run, state: State, params: Array) -> State:
     """Move the particles at the parameters until they have forgotten where they were."""
-    return run_steps(run, state, REST, APART, params)
+    return run_steps(run, state, REST, programs.num_apart(run.fixed), params)
 
 
 def snapshot(run: Run, state: State) -> Snapshot:

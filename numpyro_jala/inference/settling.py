@@ -24,7 +24,7 @@ from numpyro_jala.inference import (
 )
 from numpyro_jala.inference.draws import define_draws, num_for_score
 from numpyro_jala.inference.estimation import Score
-from numpyro_jala.inference.programs import APART, CLOUDS, SETTLE, Data, Fixed
+from numpyro_jala.inference.programs import CLOUDS, SETTLE, Data, Fixed
 from numpyro_jala.inference.rest import FORGOTTEN, ROUNDS, forget
 from numpyro_jala.inference.snapshots import Snapshot
 
@@ -92,7 +92,7 @@ def _stay(
         return _Settling(after, index + 1, forget(left, current.cloud, after.cloud))
 
     def keep(current: State, _: None) -> tuple[State, Snapshot]:
-        current = _rest(fixed, data, current, params, APART, 0)
+        current = _rest(fixed, data, current, params, programs.num_apart(fixed), 0)
         return current, snapshots.take(current.cloud, fixed.layout.partition)
 
     if fixed.layout.partition.is_joint:
