@@ -28,9 +28,14 @@ _POOL = ThreadPoolExecutor(2, "compile")
 _MANY_CORES = 2
 #: Options for a program that is called once or a few times on little data.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-#: Options for all other programs on a CPU: a first fit of 1,000 groups took 25 s with them
-#: and 40 s without, a second one 3.2 and 3.0. Not every version of XLA knows each.
-_SOON = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
+#: Options for all other programs, by backend; not every version of XLA knows each. On a CPU
+#: a first fit of 1,000 groups took 25 s with them and 40 s without, a second one 3.2 and
+#: 3.0. On an H200, where Triton's products of matrices are tried out one by one, a first fit
+#: of 4,100 crossed effects took 39 s and 131 s, a second one of a million groups 8.4 and 7.8.
+_SOON: dict[str, dict[str, Any]] = {
+    "cpu": {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1},
+    "gpu": {"xla_gpu_enable_triton_gemm": False},
+}
 #: Share of the memory maps that may be taken when a run begins.
 _ENOUGH = 0.6
 
@@ -74,9 +79,8 @@ def program(static_argnums: int | tuple[int, ...]) -> Callable[..., Program]:
 @functools.cache
 def options_to_compile_soon() -> dict[str, Any]:
     """Return those options that this version of XLA has."""
-    if jax.default_backend() != "cpu":
-        return {}
-    return {name: value for name, value in _SOON.items() if _has_option(name, value)}
+    wanted = _SOON.get(jax.default_backend(), {})
+    return {name: value for name, value in wanted.items() if _has_option(name, value)}
 
 
 def _has_option(name: str, value: Any) -> bool:

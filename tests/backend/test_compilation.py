@@ -178,7 +178,8 @@ def test_what_is_compiled_ahead_is_what_the_run_calls(
 
 def test_options_that_xla_does_not_know_are_left_out(monkeypatch):
     level = {"xla_backend_optimization_level": 1}
-    monkeypatch.setattr(compilation, "_SOON", {**level, "xla_cpu_no_such_option": True})
+    wanted = {"cpu": {**level, "xla_cpu_no_such_option": True}, "gpu": {"other": 2}}
+    monkeypatch.setattr(compilation, "_SOON", wanted)
     compilation.options_to_compile_soon.cache_clear()
     assert compilation.options_to_compile_soon() == level
     compilation.options_to_compile_soon.cache_clear()
