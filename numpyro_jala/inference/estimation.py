@@ -29,8 +29,8 @@ from numpyro_jala.inference.draws import Draws
 from numpyro_jala.inference.evidence import Bridge, Gaussian
 from numpyro_jala.inference.importance import Importance, Sums
 from numpyro_jala.inference.information import Moments, Question, moments
-from numpyro_jala.inference.programs import Data, Fixed
-from numpyro_jala.inference.snapshots import Snapshot, put_together
+from numpyro_jala.inference.programs import CLOUDS, Data, Fixed
+from numpyro_jala.inference.snapshots import Snapshot, Together, put_together
 
 
 @compilation.program(static_argnums=0)
@@ -60,6 +60,33 @@ def evaluate_draws(fixed: Fixed, data: Data, params: Array, draws: Array) -> Arr
     return jnp.where(jnp.isfinite(found), found, jnp.inf)
 
 
+#: Particles of an island that tell by how much two programs round differently.
+_NUM_ALIKE = 32
+
+
+def num_for_draws(fixed: Fixed) -> int:
+    """Return how often the model is evaluated for as many draws as clouds have particles."""
+    num_islands, size = fixed.settings.num_islands, CLOUDS * fixed.settings.num_particles
+    return num_islands * (size + min(_NUM_ALIKE, size))
+
+
+def log_joint_of_draws(
+    fixed: Fixed, data: Data, params: Array, cloud: Together, draws: Array, level: Array
+) -> Array:
+    """Return ``level`` less the potentials of one component's draws, (islands, draws).
+
+    Rounded as the particles' are: where large terms cancel, as those of large counts do, the
+    programs of a version of XLA were seen to differ by 0.19 nats, the same at all positions.
+    """
+    few = min(_NUM_ALIKE, cloud.position.shape[1])
+    positions = jnp.concatenate([cloud.position[:, :few], draws], 1)
+    found = evaluate_draws(fixed, data, params, positions)[:, 0]
+    change = cloud.potential[:, 0, :few] - found[:, :few]
+    known = (cloud.weight[:, 0, :few] > 0) & jnp.isfinite(change)
+    offset = jnp.sum(jnp.where(known, change, 0.0)) / jnp.maximum(known.sum(), 1)
+    return level - found[:, few:] - offset
+
+
 @compilation.program(static_argnums=0)
 @on_mesh
 @exactly
@@ -77,9 +104,9 @@ def bridge_to(
     draws, at_particles, at_draws = evidence.draw_loo(
         rng_key, gaussian, partition, cloud.position
     )
-    potential = evaluate_draws(fixed, data, params, draws)
+    log_joint = log_joint_of_draws(fixed, data, params, cloud, draws, level)
     at_particles = (level - cloud.potential - at_particles)[:, 0]
-    at_draws = (level - potential - at_draws)[:, 0]
+    at_draws = log_joint - at_draws[:, 0]
     return share(evidence.bridge(cloud.weight[:, 0], at_particles, at_draws))
 
 

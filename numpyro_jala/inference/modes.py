@@ -33,7 +33,7 @@ from numpyro_jala.engine import linalg, mixture
 from numpyro_jala.engine.weights import normalise
 from numpyro_jala.inference import estimation, evidence, programs
 from numpyro_jala.inference.evidence import Bridge
-from numpyro_jala.inference.programs import CLOUDS, Data, Fixed
+from numpyro_jala.inference.programs import Data, Fixed
 from numpyro_jala.inference.snapshots import Snapshot, put_together
 
 #: Of the particles of half the islands. For three clusters whose labels may be exchanged four
@@ -154,9 +154,7 @@ class Weighed(NamedTuple):
 
 def num_evaluations(fixed: Fixed) -> int:
     """Return how often :func:`weigh` evaluates the model."""
-    settings = fixed.settings
-    num_draws = CLOUDS * settings.num_islands * settings.num_particles
-    return _STARTS * _SEARCH_STEPS + _ROUNDS * num_draws
+    return _STARTS * _SEARCH_STEPS + _ROUNDS * estimation.num_for_draws(fixed)
 
 
 @compilation.program(static_argnums=0)
@@ -201,9 +199,13 @@ def weigh(
             for rows in (draws, particles)
         )
         position = spread(draws.reshape(shape))
-        drawn = estimation.evaluate_draws(fixed, data, params, position)[:, 0]
-        log_weight, log_ratio = level - drawn - at_draws, level - potential - at_particles
-        return Weighed(position, drawn, log_weight, log_ratio, own), None
+        log_joint = estimation.log_joint_of_draws(
+            fixed, data, params, cloud, position, level
+        )
+        log_ratio = level - potential - at_particles
+        return Weighed(
+            position, level - log_joint, log_joint - at_draws, log_ratio, own
+        ), None
 
     first = Weighed(cloud.position, potential, jnp.log(own), jnp.zeros_like(own), own)
     found, _ = lax.scan(improve, first, jnp.stack(round_keys))

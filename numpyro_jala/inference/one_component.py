@@ -28,7 +28,7 @@ from numpyro_jala.inference.estimation import Weighted
 from numpyro_jala.inference.evidence import Bridge, Compared, Gaussian
 from numpyro_jala.inference.information import Information
 from numpyro_jala.inference.modes import Weighed
-from numpyro_jala.inference.programs import CLOUDS, SETTLE
+from numpyro_jala.inference.programs import SETTLE
 from numpyro_jala.inference.record import Ending, Run
 
 
@@ -38,6 +38,7 @@ def conclude_one(run: Run, state: State, params: Array, rng_key: PRNGKey) -> End
         improve = _polish if run.data.mode is None else laplace_component.climb
         params, state = improve(run, state, params)
     here = clouds.keep(run, state, params)
+    last = here.clouds[-1]
     bridge_key, draw_key = random.split(rng_key)
     bridge, compared = _estimate(run, bridge_key, here), None
     if mixture.serves(run.fixed.layout.partition):
@@ -45,7 +46,7 @@ def conclude_one(run: Run, state: State, params: Array, rng_key: PRNGKey) -> End
         if takes_draws:
             bridge, here = compared.drawn, _of_draws(run, here, weighed)
     found = _inform(run, here) if run.informs else None
-    return Ending(here.state, params, bridge, found, compared)
+    return Ending(here.state, params, bridge, found, compared, rounded_alike=last)
 
 
 def _polish(run: Run, state: State, params: Array) -> tuple[Array, State]:
@@ -83,7 +84,7 @@ def _estimate(run: Run, rng_key: PRNGKey, here: AtRest) -> Bridge:
 
 def _bridge(run: Run, rng_key: PRNGKey, here: AtRest, gaussian: Gaussian) -> Bridge:
     """Estimate the evidence by a bridge to Gaussians."""
-    run.num_evaluations += CLOUDS * here.clouds[0].log_weight.size
+    run.num_evaluations += estimation.num_for_draws(run.fixed)
     program, level = run.programs.ready(estimation.bridge_to), here.level
     at = (run.fixed, rng_key, run.placed, here.params, here.clouds)
     return evidence.at_level(fetch(program(*at, gaussian, level)), level[0])

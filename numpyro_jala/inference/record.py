@@ -23,6 +23,7 @@ from numpyro_jala.engine.weights import normalise, potential_scale_reduction
 from numpyro_jala.inference import evidence, information
 from numpyro_jala.inference.information import Information, Uncertainty
 from numpyro_jala.inference.programs import Data, Fixed
+from numpyro_jala.inference.snapshots import Snapshot
 from numpyro_jala.model.sites import Trace
 
 
@@ -56,7 +57,11 @@ class ByComponent(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """What is found at the end of a run."""
+    """What is found at the end of a run.
+
+    rounded_alike
+        Particles whose potentials are rounded as the evidence is, if those were kept.
+    """
 
     state: State  # at rest at the estimate
     params: Array  # (num_params,), unconstrained
@@ -64,6 +69,12 @@ class Ending(NamedTuple):
     known: Information | None = None
     compared: evidence.Compared | None = None
     by_component: np.ndarray | None = None  # (components,), their log-evidence
+    rounded_alike: Snapshot | None = None
+
+    @property
+    def cloud(self) -> Snapshot | Cloud:
+        """The particles that tell of rounding."""
+        return self.rounded_alike or self.state.cloud
 
 
 class Look(NamedTuple):
@@ -247,7 +258,7 @@ class Run:
 
     def store_result(self, end: Ending, recursive: Array) -> None:
         """Keep the result, given the components' log-evidence along the path as well."""
-        (state, params, bridge, known, compared, _), layout = end, self.fixed.layout
+        (state, params, bridge, known, compared, *_), layout = end, self.fixed.layout
         cloud = state.cloud
         if not layout.partition.is_joint:
             cloud = equalise(random.fold_in(state.rng_key, 4), layout.partition, cloud)

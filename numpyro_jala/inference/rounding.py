@@ -41,6 +41,10 @@ _NEGLIGIBLE = 1e-4
 _TOO_MUCH = 16.0
 #: Error of a change as a share of it that makes it one of constants.
 _CONSTANT = 0.1
+#: Nats of error that a change may have in any case: they are added to the error bar.
+_SURE = 0.02
+#: Particles that are looked at first.
+_FEW = 8
 #: Particles times numbers of the data that are evaluated in double precision, about.
 _ENOUGH = 2**25
 
@@ -54,12 +58,12 @@ class Correction(NamedTuple):
 
 def correct(run: Run, end: Ending) -> Ending:
     """Put right what rounding does to the log-evidence, or at least to its error."""
-    size = np.asarray(fetch(_mean_size(end.state.cloud.potential)))
+    size = np.asarray(fetch(_mean_size(end.cloud.potential)))
     most, found = np.finfo(size.dtype).eps * size.astype(float), end.bridge
     # At worst it is alike in all components.
     least = max(_UNSEEN * float(found.standard_error), _NEGLIGIBLE)
     # A small potential may be the difference of large terms, as that of large counts is.
-    seen = 0.0 if most.sum() > least else _at_one_particle(run, end)
+    seen = 0.0 if most.sum() > least else _at_few_particles(run, end)
     by_component = _in_double(run, end) if max(most.sum(), seen) > least else None
     if by_component is None or not _is_known(by_component, most):
         gain = seen if by_component is None else abs(by_component.log_evidence.sum())
@@ -75,22 +79,24 @@ def correct(run: Run, end: Ending) -> Ending:
     return end._replace(compared=end.compared._replace(bridge=pair[0], drawn=pair[1]))
 
 
-def _at_one_particle(run: Run, end: Ending) -> float:
-    """Return by how much double precision changes the potential of one particle, if known."""
+def _at_few_particles(run: Run, end: Ending) -> float:
+    """Return by how much double precision changes the potential of a few particles at most.
+
+    Of one alone it may be nothing by chance.
+    """
     if run.data.mode is not None:  # the coordinates themselves would be others
         return 0.0
-    cloud = end.state.cloud
-    rounded = np.asarray(fetch(cloud.potential[0]))
-    alive = np.isfinite(rounded).all(0)
-    if rounded.dtype == np.float64 or not alive.any():
+    cloud = end.cloud
+    rounded = np.asarray(fetch(cloud.potential[:1, :, :_FEW]))
+    if rounded.dtype == np.float64:
         return 0.0
-    place = int(alive.argmax())
-    exact = _exact(run, end.params, cloud.position[:1, place : place + 1])
+    exact = _exact(run, end.params, cloud.position[:1, :_FEW])
     if exact is None:
         return 0.0
-    run.num_evaluations += 1
-    change = float(np.sum(rounded[:, place] - exact[0, :, 0]))
-    return abs(change) if np.isfinite(change) else 0.0
+    run.num_evaluations += rounded.shape[2]
+    alive = np.isfinite(np.asarray(fetch(cloud.log_weight[:1, :, :_FEW]))).all(1)
+    change = np.abs(np.sum(rounded - exact, 1))
+    return float(change.max(initial=0.0, where=alive & np.isfinite(change)))
 
 
 def _draws_numbers(program: Any) -> bool:
@@ -108,8 +114,8 @@ def _is_known(by: Correction, most: np.ndarray) -> bool:
     Else it may make another model, as of probabilities that are cut off at the precision.
     """
     can = bool(np.all(np.abs(by.log_evidence) <= _TOO_MUCH * (most + most.mean())))
-    error = np.sqrt(by.variance.sum())
-    return can or bool(error <= _CONSTANT * abs(by.log_evidence.sum()))
+    error, gain = np.sqrt(by.variance.sum()), abs(by.log_evidence.sum())
+    return can or bool(error <= max(_CONSTANT * gain, _SURE))
 
 
 def _moved(found: Bridge, by: Correction) -> Bridge:
@@ -123,7 +129,7 @@ def _moved(found: Bridge, by: Correction) -> Bridge:
 
 def _in_double(run: Run, end: Ending) -> Correction | None:
     """Compare potentials with those in double precision, where the model has these."""
-    cloud = end.state.cloud
+    cloud = end.cloud
     num_islands, num_particles, dim = cloud.position.shape
     width = dim + sum(np.size(array) for array in run.placed.arrays)
     wanted = min(max(_ENOUGH // (num_islands * width), 1), num_particles)
@@ -131,15 +137,17 @@ def _in_double(run: Run, end: Ending) -> Correction | None:
     block = draws_at_once(run.fixed, num_particles)
     num_blocks = max(wanted // block, 1)
     few, all_ = min(wanted, num_blocks * block), num_blocks * block
-    position, at = cloud.position[:, :all_], (run.fixed, run.placed, end.params)
-    blocks = jnp.split(position, num_blocks, 1)
-    exact = _exact(run, end.params, position[:, :few])
+    exact = _exact(run, end.params, cloud.position[:, :few])
     if exact is None:
         return None
-    rounded = fetch(_potentials(*at, blocks)[..., :few])
-    run.num_evaluations += num_islands * (all_ + few)
-    log_weight = np.asarray(fetch(cloud.log_weight[..., :few]), float)
-    return _compare(log_weight, np.asarray(rounded) - exact)
+    run.num_evaluations += num_islands * few
+    rounded = cloud.potential
+    if end.rounded_alike is None:
+        blocks = jnp.split(cloud.position[:, :all_], num_blocks, 1)
+        rounded = _potentials(run.fixed, run.placed, end.params, blocks)
+        run.num_evaluations += num_islands * all_
+    change = np.asarray(fetch(rounded[..., :few])) - exact
+    return _compare(np.asarray(fetch(cloud.log_weight[..., :few]), float), change)
 
 
 def _exact(run: Run, params: Array, position: Array) -> np.ndarray | None:

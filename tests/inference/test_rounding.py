@@ -12,9 +12,11 @@ from jax import random
 from scipy.stats import nbinom
 
 from numpyro_jala import JALAEM
-from numpyro_jala.inference import rounding
+from numpyro_jala.inference import estimation, evidence, modes, programs, rounding
 from numpyro_jala.inference.evidence import Bridge
+from numpyro_jala.inference.programs import CLOUDS
 from numpyro_jala.inference.record import Ending
+from numpyro_jala.inference.snapshots import take
 from tests.tools import SCHOOLS, normal_means, normal_means_log_likelihood
 
 #: Single precision has steps of 1/8 there, and takes this for its integer part.
@@ -84,12 +86,66 @@ def test_small_differences_of_large_terms_are_as_exact_as_small_terms(components
     assert jala.log_evidence_se < 0.05
 
 
+def bridged(fixed, data, state, clouds):
+    fitted = estimation.fit_loo(fixed, clouds)
+    at = random.key(1), data, state.target.params, clouds
+    return evidence.at_level(estimation.bridge_to(fixed, *at, *fitted), 0.0)
+
+
+def weighed(fixed, data, state, clouds):
+    level = estimation.fit_loo(fixed, clouds)[1]
+    at = random.key(1), data, state.target.params, clouds, level
+    return evidence.at_level(modes.estimate(modes.weigh(fixed, *at)), level[0])
+
+
+@pytest.mark.parametrize("estimate", [bridged, weighed])
+def test_draws_are_rounded_as_the_particles_are(estimate):
+    """By a constant of the program that moved these, of which a third are dead."""
+    jala = JALAEM(normal_means, num_particles=96, components="joint")
+    state = jala.init(random.key(0), SCHOOLS)
+    fixed, arrays, _ = jala._inspect(random.key(0), (SCHOOLS,), {})
+    data, cloud = programs.Data(arrays), take(state.cloud, fixed.layout.partition)
+    cloud = cloud._replace(log_weight=cloud.log_weight.at[:, :, ::3].set(-jnp.inf))
+    dead = cloud.potential.at[:, :, ::3].set(1e3)
+    found = [
+        estimate(fixed, data, state, [cloud._replace(potential=dead + shift)] * CLOUDS)
+        for shift in (0.0, 0.75)
+    ]
+    change = found[0].log_evidence - found[1].log_evidence
+    if estimate is bridged:  # whose level is the lowest potential
+        change += 0.75
+    np.testing.assert_allclose(change, 0.75, atol=2e-4)
+
+
+def test_a_change_that_some_particles_do_not_see_is_seen(monkeypatch):
+    """Of those that are alive."""
+    potential = np.full((2, 1, 9), 3, np.float32)
+    log_weight = np.where(np.arange(9) == 5, -np.inf, potential)
+    change = np.array([0, 0, 0.5, 0, -0.75, 9, np.nan, 0])
+    cloud = SimpleNamespace(
+        potential=potential, position=np.ones((2, 9, 1)), log_weight=log_weight
+    )
+    run = SimpleNamespace(data=SimpleNamespace(mode=None), num_evaluations=0)
+    monkeypatch.setattr(
+        rounding, "_exact", lambda run, params, x: 3 + change[None, None, : x.shape[1]]
+    )
+    end = Ending(SimpleNamespace(cloud=cloud), None, None)
+    assert rounding._at_few_particles(run, end) == 0.75
+
+
+@pytest.mark.parametrize(("error", "known"), [(0.01, True), (0.03, False)])
+def test_a_small_change_is_known_if_it_is_sure(error, known):
+    """However many units of the last digit it is, and however small beside its error."""
+    found = rounding.Correction(np.array([0.002]), np.array([error**2]))
+    assert rounding._is_known(found, np.array([1e-6])) == known
+
+
 @pytest.mark.parametrize(("spread", "known"), [(0.0, True), (0.6, False)])
 def test_a_large_change_is_rounding_if_it_is_that_of_a_constant(monkeypatch, spread, known):
     noise = np.linspace(-spread, spread, 4)[:, None, None]
     found = rounding._compare(np.zeros((4, 1, 5)), 2.0 + np.tile(noise, (1, 1, 5)))
     monkeypatch.setattr(rounding, "_in_double", lambda *_: found)
-    monkeypatch.setattr(rounding, "_at_one_particle", lambda *_: 2.0)
+    monkeypatch.setattr(rounding, "_at_few_particles", lambda *_: 2.0)
     cloud = SimpleNamespace(potential=jnp.full((4, 1, 5), 3.0, jnp.float32))
     bridge = Bridge(np.array(-3.0), np.array(0.01), np.array(1.0), np.full(4, -3.0))
     put_right = rounding.correct(None, Ending(SimpleNamespace(cloud=cloud), None, bridge))
@@ -123,7 +179,7 @@ def test_rounding_that_nobody_would_see_asks_for_no_program(monkeypatch, size, a
     """However small the error of the evidence: it may be so in one run and not in the next."""
     asked = []
     monkeypatch.setattr(rounding, "_in_double", lambda *_: asked.append(True))
-    monkeypatch.setattr(rounding, "_at_one_particle", lambda *_: 0.0)
+    monkeypatch.setattr(rounding, "_at_few_particles", lambda *_: 0.0)
     cloud = SimpleNamespace(potential=jnp.full((2, 1, 4), size, jnp.float32))
     bridge = Bridge(np.array(-size), np.array(1e-9), np.array(1.0), np.full(2, -size))
     end = Ending(SimpleNamespace(cloud=cloud), None, bridge, None)
