@@ -20,6 +20,7 @@ from numpyro_jala.inference.checkpoint import Checkpoint
 from numpyro_jala.inference.death import DeathError
 from numpyro_jala.inference.programs import CHUNK
 from numpyro_jala.inference.record import Run
+from numpyro_jala.model.supports import find_fallen
 
 _MOST_STEPS = 5_000
 #: Given the number of steps so far and the state, up to which number to go on: that
@@ -97,6 +98,7 @@ def anneal(
     """
     if bool(jnp.all(state.target.temperature >= 1)):
         return state
+    first = state.target.params
     most = round(_MOST_STEPS * run.fixed.settings.annealing_effort)
     pace = _Pace(None if checkpoint is None else checkpoint.every)
     with tqdm(disable=not show, desc="anneal", unit=" steps") as bar:
@@ -112,9 +114,25 @@ def anneal(
     run.last_state = state
     raise RuntimeError(
         f"Annealing came to temperature {float(state.target.temperature.min()):.3g} in "
-        f"{most} steps: the reference and the posterior at the first "
-        "parameters are too far apart. Give init_params nearer to the data, or "
-        "reference='laplace'."
+        f"{most} steps: {_why_so_far(run, first, state.target.params)}"
+    )
+
+
+def _why_so_far(run: Run, first: Array, last: Array) -> str:
+    """Say what keeps the posterior out of reach, by the way that the params went."""
+    layout = run.fixed.layout
+    start, end = map(layout.constrain_params, (first, last))
+    fallen = find_fallen(start, end, layout.constraints)
+    if fallen is not None:
+        name, value = fallen
+        return (
+            f"on the way {name} fell to {value:.3g}. Where a scale falls to zero the "
+            "likelihood may grow without end, as of outcomes that are alike in every group. "
+            f"Fix {name}, or look at the outcomes."
+        )
+    return (
+        "the reference and the posterior at the first parameters are too far apart. Give "
+        "init_params nearer to the data, or reference='laplace'."
     )
 
 

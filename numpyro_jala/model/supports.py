@@ -17,6 +17,8 @@ from numpyro_jala.model.sites import Site
 
 #: Most entries of a constrained param that are looked at one by one.
 _MOST_INSPECTED = 64
+#: Share of its first value below which a scale has fallen to zero.
+_FALLEN = 1e-3
 #: Where the entries of a value lie that several unconstrained parameters move.
 _RANGES = (
     (constraints.simplex, 0.0, 1.0),
@@ -105,6 +107,22 @@ def entry_range(support: Any) -> tuple[float, float]:
         if isinstance(support, type(known)):
             return low, high
     return -np.inf, np.inf
+
+
+def find_fallen(
+    first: dict[str, Tree], last: dict[str, Tree], supports: dict[str, Any]
+) -> tuple[str, float] | None:
+    """Return the positive param that has fallen towards zero the furthest, and its value."""
+
+    def lowest(name: str) -> tuple[float, str, float]:
+        start, now = (
+            np.asarray(ravel_pytree(each[name])[0], float) for each in (first, last)
+        )
+        return float(np.min(now / start)), name, float(np.min(now))
+
+    scales = [name for name, each in supports.items() if each is constraints.positive]
+    share, name, value = min(map(lowest, scales), default=(1.0, "", 0.0))
+    return (name, value) if share < _FALLEN else None
 
 
 def flatten(tree: Tree) -> tuple[Array, Callable[[Array], Tree]]:
