@@ -10,8 +10,9 @@ from importlib.metadata import version
 # The tests run in parallel anyway, and spend their time compiling, not computing.
 FLAGS = "--xla_cpu_multi_thread_eigen=false --xla_backend_optimization_level=0"
 FLAGS += " --xla_force_host_platform_device_count=4"
-if version("jaxlib").startswith("0.10."):  # later ones do not know it
+if version("jaxlib").startswith("0.10."):  # later ones do not know them
     FLAGS += " --xla_cpu_use_fusion_emitters=false"
+    FLAGS += " --xla_cpu_parallel_codegen_split_count=1"
 os.environ.setdefault("XLA_FLAGS", FLAGS)
 
 # One folder of compiled programs for all workers, and never the user's own: a temporary one,

@@ -1,5 +1,8 @@
 """Shared by the tests: a statistical assertion, and small models with exact answers."""
 
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -22,6 +25,18 @@ def assert_mean(draws, expected, resolution):
     tolerance = norm.isf(FAILURE_RATE / 2) * draws.std(ddof=1) / np.sqrt(draws.size)
     assert tolerance < resolution, f"{tolerance=:.3g} is too coarse"
     assert abs(draws.mean() - expected) < tolerance, f"{draws.mean()=:.5g} {tolerance=:.2g}"
+
+
+#: The tests' programs are mostly compiled in a hurry, which does not pay for long loops.
+quickly = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 1})
+
+
+def replicate(function, *args):
+    """Map a function over the first axes of its arguments, a hundred at a time."""
+    mapped = quickly(
+        lambda *rows: jax.lax.map(lambda row: function(*row), rows, batch_size=100)
+    )
+    return mapped(*args)
 
 
 def normal_means(y=None):

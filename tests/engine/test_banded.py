@@ -27,8 +27,12 @@ def make(dim, width):
     band = Band(order, width)
     matrix = np.zeros((dim, dim))
     matrix[np.ix_(order, order)] = random_precision(dim, width)
-    products = jnp.asarray(band.probes @ matrix, jnp.float32)
-    return band, matrix, band.factorise(band.assemble(products))
+    return band, matrix, factorised(band, matrix)
+
+
+def factorised(band, matrix):
+    factorise = jax.jit(lambda products: band.factorise(band.assemble(products)))
+    return factorise(jnp.asarray(band.probes @ matrix, jnp.float32))
 
 
 @pytest.mark.parametrize("dim, width", CASES)
@@ -36,13 +40,18 @@ def test_a_factor_solves_multiplies_and_has_the_determinant(dim, width):
     band, matrix, factor = make(dim, width)
     assert (band.num_blocks == 1) == (2 * max(width, 16) >= dim)
     vector = np.random.default_rng(2).normal(size=dim).astype(np.float32)
-    solved = sparsity.solve(band, factor, jnp.asarray(vector))
-    np.testing.assert_allclose(matrix @ solved, vector, rtol=1e-3, atol=1e-4)
-    log_det = band.log_diagonal(factor).sum()
-    np.testing.assert_allclose(log_det, np.linalg.slogdet(matrix)[1] / 2, rtol=1e-5)
     rows = jnp.asarray(np.random.default_rng(3).normal(size=(2, 3, dim)), jnp.float32)
-    drawn = band.solve_transposed(factor, rows)
-    again = band.multiply_transposed(factor, drawn)
+
+    @jax.jit
+    def use(factor, vector, rows):
+        drawn = band.solve_transposed(factor, rows)
+        again = band.multiply_transposed(factor, drawn)
+        log_det = band.log_diagonal(factor).sum()
+        return sparsity.solve(band, factor, vector), log_det, drawn, again
+
+    solved, log_det, drawn, again = use(factor, vector, rows)
+    np.testing.assert_allclose(matrix @ solved, vector, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(log_det, np.linalg.slogdet(matrix)[1] / 2, rtol=1e-5)
     np.testing.assert_allclose(again, rows, rtol=1e-3, atol=1e-4)
     # x = L⁻ᵀ z has the precision L Lᵀ: their squares are the same.
     square = np.einsum("abi,ij,abj->ab", drawn, matrix, drawn)
@@ -61,8 +70,8 @@ def test_probes_show_the_whole_second_derivative(dim, width):
 
     x = random.normal(random.key(0), (dim,))
     assert len(band.probes) <= min(2 * width + 1, dim)
-    diagonal, below = band.hessian(function, x)
-    exact = np.asarray(jax.hessian(function)(x))[np.ix_(order, order)]
+    diagonal, below = jax.jit(lambda x: band.hessian(function, x))(x)
+    exact = np.asarray(jax.jit(jax.hessian(function))(x))[np.ix_(order, order)]
     size, count = band.block, band.num_blocks
     padded = np.eye(size * count)
     padded[:dim, :dim] = exact
@@ -86,15 +95,13 @@ def test_the_inverse_of_a_cholesky_factor_has_the_right_derivatives():
 
     np.testing.assert_allclose(ours(0.0), plain(0.0), rtol=1e-4, atol=1e-5)
     for derivative in (jax.jacfwd, jax.jacrev, lambda f: jax.jacfwd(jax.jacfwd(f))):
-        np.testing.assert_allclose(
-            derivative(ours)(0.1), derivative(plain)(0.1), rtol=1e-3, atol=1e-4
-        )
+        found, exact = (jax.jit(derivative(each))(0.1) for each in (ours, plain))
+        np.testing.assert_allclose(found, exact, rtol=1e-3, atol=1e-4)
 
 
 def test_a_matrix_that_is_not_positive_definite_has_no_factor():
     band = Band(np.arange(40), 1)
     matrix = random_precision(40, 1)
     matrix[20, 20] = -1.0
-    products = jnp.asarray(band.probes @ matrix, jnp.float32)
-    factor = band.factorise(band.assemble(products))
+    factor = factorised(band, matrix)
     assert not bool(jnp.isfinite(factor.inverse).all())

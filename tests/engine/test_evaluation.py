@@ -1,5 +1,7 @@
 """The derivatives of a model in all ways agree."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,26 +21,35 @@ def test_pull_back_of_weights_is_the_weighted_sum_of_scores(parts):
     target = Target(PARAMS, temperature)
     position = random.normal(random.key(0), (2, 5, parts.dim))
     weight = random.uniform(random.key(1), (2, num_components, 5))
-    each, summed = evaluation.evaluate_model(potential_fn, parts, target, position, True)
-    pooled, pull = evaluation.evaluate_model(potential_fn, parts, target, position, False)
+
+    @partial(jax.jit, static_argnums=0)
+    def evaluate(keeps_scores, target, position):
+        at = potential_fn, parts, target, position, keeps_scores
+        found, score_fn = evaluation.evaluate_model(*at)
+        return found, score_fn(weight)
+
+    (each, several), (pooled, pulled) = (
+        evaluate(keeps_scores, target, position) for keeps_scores in (True, False)
+    )
     scores = each.scores
     if parts is SEVERAL:  # found apart, where they are needed
         assert (scores == 0).all()
-        scores = evaluation.evaluate_scores(potential_fn, target, position)[1]
+        at = target, position
+        scores = jax.jit(lambda *at: evaluation.evaluate_scores(potential_fn, *at)[1])(*at)
         several = jnp.einsum("jcn,jcnp->p", weight, scores)
-    else:
-        several = summed(weight)
     assert scores.shape == (2, num_components, 5, 2)
-    np.testing.assert_allclose(pull(weight), several, rtol=1e-5)
+    np.testing.assert_allclose(pulled, several, rtol=1e-5)
     for name in ("potential", "gradient", "slope"):
         np.testing.assert_allclose(
             getattr(each, name), getattr(pooled, name), rtol=1e-5, atol=1e-6
         )
-    by_hand = jax.grad(
-        lambda p: sum(
-            weight[j, :, i] @ potential_fn(p, temperature[j], position[j, i])
-            for j in range(2)
-            for i in range(5)
+    by_hand = jax.jit(
+        jax.grad(
+            lambda p: sum(
+                weight[j, :, i] @ potential_fn(p, temperature[j], position[j, i])
+                for j in range(2)
+                for i in range(5)
+            )
         )
     )(target.params)
     np.testing.assert_allclose(several, by_hand, rtol=1e-5)
@@ -55,12 +66,13 @@ def test_forward_and_reverse_modes_agree(labels):
     assert parts.has_small_components == (max(parts.sizes) <= 3)
     target = Target(PARAMS, jnp.array([[0.4, 0.9, 0.7]])[:, : parts.num_components])
     position = random.normal(random.key(0), (1, 5, 6))
-    found, _ = evaluation.evaluate_model(potential_of(parts), parts, target, position, True)
+    at = potential_of(parts), parts, target
+    found = jax.jit(lambda x: evaluation.evaluate_model(*at, x, True)[0])(position)
 
     def total(x):
         return potential_of(parts)(PARAMS, target.temperature[0], x).sum()
 
-    expected = jax.vmap(jax.grad(total))(position[0])
+    expected = jax.jit(jax.vmap(jax.grad(total)))(position[0])
     np.testing.assert_allclose(found.gradient[0], expected, rtol=1e-5, atol=1e-6)
 
 
@@ -72,11 +84,11 @@ def test_scores_in_blocks_and_of_many_parameters_are_the_same():
     position = random.normal(random.key(0), (2, 5, 6))
     params = jnp.linspace(0.1, 0.5, 20)
     target = Target(params, jnp.ones((2, 3)))
-    expected = jax.vmap(
-        jax.vmap(jax.jacrev(lambda p, x: many(p, jnp.ones(3), x)), (None, 0)), (None, 0)
-    )(params, position)
+    score = jax.jacrev(lambda p, x: many(p, jnp.ones(3), x))
+    expected = jax.jit(jax.vmap(jax.vmap(score, (None, 0)), (None, 0)))(params, position)
+    scores_of = jax.jit(evaluation.evaluate_scores, static_argnums=(0, 3))
     for block in (None, 2):
-        found = evaluation.evaluate_scores(many, target, position, block)[1]
+        found = scores_of(many, target, position, block)[1]
         np.testing.assert_allclose(
             found, jnp.swapaxes(expected, 1, 2), rtol=1e-4, atol=1e-5
         )

@@ -22,10 +22,13 @@ def gaussian_cloud():
     return weight, position, (position - 1.0) @ precision, np.linalg.inv(precision)
 
 
+factor_of = jax.jit(geometry.loo_factor, static_argnums=(3, 4))
+
+
 def joint_factor(weight, position, gradient, dense):
     """Return the factor of all coordinates as one component."""
     parts = joint(position.shape[-1])
-    found = geometry.loo_factor(weight, position, gradient, parts, 256 if dense else 0)
+    found = factor_of(weight, position, gradient, parts, 256 if dense else 0)
     return found.blocks[0][:, 0]
 
 
@@ -132,9 +135,7 @@ def test_copies_of_a_particle_tell_nothing_of_the_spread(dense):
 def test_a_component_collapses_by_itself(dense):
     weight, position, gradient, _ = gaussian_cloud()
     parts = partition(np.arange(DIM) // 3)
-    factor = geometry.loo_factor(
-        jnp.repeat(weight, 4, 1), position, gradient, parts, 8 * dense
-    )
+    factor = factor_of(jnp.repeat(weight, 4, 1), position, gradient, parts, 8 * dense)
     (last,) = factor.blocks
     fresh = last.at[1, 2].multiply(1e-4).at[3, 0, 1].set(jnp.nan)
     lost = geometry.is_collapsed(fresh, last)
@@ -147,7 +148,6 @@ def test_a_component_collapses_by_itself(dense):
 SIZES = [2, 4, 1, 7, 2]
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(5), SIZES))
 ALONE = {size: joint(size) for size in SIZES}
-factor_of = jax.jit(geometry.loo_factor, static_argnums=(3, 4))
 
 
 @pytest.mark.parametrize(

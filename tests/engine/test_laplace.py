@@ -34,6 +34,10 @@ def walk_log_likelihood(params):
     return -0.5 * (square + log_det + DIM * jnp.log(2 * jnp.pi))
 
 
+def find_mode(energy, band, start):
+    return jax.jit(lambda start: laplace.find_mode(energy, band, start))(start)
+
+
 def whitening(potential=walk, parts=None, width=1):
     parts = joint(DIM) if parts is None else parts
     band = Band(np.arange(DIM), width)
@@ -46,27 +50,36 @@ def whitening(potential=walk, parts=None, width=1):
 
 @pytest.mark.parametrize("width", [1, DIM])
 def test_a_gaussian_posterior_has_exact_evidence_score_and_information(width):
-    potential_fn = whitening(width=width).potential_at(PARAMS)
     noise = random.normal(random.key(0), (5, DIM))
-    one = jnp.ones(1)
 
-    def log_evidence(params, z):
-        standard = 0.5 * z @ z + 0.5 * DIM * jnp.log(2 * jnp.pi)
-        return (standard - potential_fn(params, one, z))[0]
+    @jax.jit
+    def value_score_and_curvature(noise):
+        potential_fn = whitening(width=width).potential_at(PARAMS)
+
+        def log_evidence(params, z):
+            standard = 0.5 * z @ z + 0.5 * DIM * jnp.log(2 * jnp.pi)
+            return (standard - potential_fn(params, jnp.ones(1), z))[0]
+
+        return [
+            jax.vmap(function, (None, 0))(PARAMS, noise)
+            for function in (
+                log_evidence,
+                jax.jacfwd(log_evidence),
+                jax.hessian(log_evidence),
+            )
+        ]
 
     exact = walk_log_likelihood
-    found = jax.vmap(log_evidence, (None, 0))(PARAMS, noise)
-    np.testing.assert_allclose(found, exact(PARAMS), rtol=1e-5)
-    score = jax.vmap(jax.jacfwd(log_evidence), (None, 0))(PARAMS, noise)
-    expected = jnp.broadcast_to(jax.grad(exact)(PARAMS), score.shape)
+    value, score, curvature = value_score_and_curvature(noise)
+    np.testing.assert_allclose(value, exact(PARAMS), rtol=1e-5)
+    expected = jnp.broadcast_to(jax.jit(jax.grad(exact))(PARAMS), score.shape)
     np.testing.assert_allclose(score, expected, rtol=1e-3)
-    curvature = jax.vmap(jax.hessian(log_evidence), (None, 0))(PARAMS, noise)
-    expected = jnp.broadcast_to(jax.hessian(exact)(PARAMS), curvature.shape)
+    expected = jnp.broadcast_to(jax.jit(jax.hessian(exact))(PARAMS), curvature.shape)
     np.testing.assert_allclose(curvature, expected, rtol=1e-3, atol=1e-2)
 
 
 def test_the_reference_is_a_widened_standard_normal():
-    potential_fn = whitening().potential_at(PARAMS)
+    potential_fn = jax.jit(lambda *at: whitening().potential_at(PARAMS)(*at))
     z = jnp.linspace(-2.0, 1.0, DIM)
     scale = 1 + laplace.WIDEN / DIM**0.5
     expected = -jax.scipy.stats.norm.logpdf(z, 0.0, scale).sum()
@@ -85,7 +98,7 @@ def test_components_have_their_own_volumes_and_references():
         square = 0.5 * precision * (x - 1.0) ** 2
         return jnp.zeros(2).at[parts.owner].add(square)
 
-    potential_fn = whitening(two, parts).potential_at(PARAMS)
+    potential_fn = jax.jit(lambda *at: whitening(two, parts).potential_at(PARAMS)(*at))
     z = random.normal(random.key(1), (DIM,))
     found = potential_fn(PARAMS, jnp.ones(2), z)
     sizes, squares = parts.sizes, jnp.zeros(2).at[parts.owner].add(0.5 * z**2)
@@ -99,13 +112,19 @@ def test_components_have_their_own_volumes_and_references():
 
 
 def test_latents_and_whitened_rows_are_each_others_inverse():
-    found = whitening().coordinates(PARAMS)
     band = Band(np.arange(DIM), 1)
     z = random.normal(random.key(2), (4, DIM))
-    x = laplace.to_position(found, band, z)
-    np.testing.assert_allclose(laplace.to_whitened(found, band, x), z, atol=1e-4)
+
+    @jax.jit
+    def there_and_back(z):
+        found = whitening().coordinates(PARAMS)
+        x = laplace.to_position(found, band, z)
+        return laplace.to_whitened(found, band, x), found.centre
+
+    back, centre = there_and_back(z)
+    np.testing.assert_allclose(back, z, atol=1e-4)
     # The centre is the posterior's mean.
-    gradient = jax.grad(lambda x: walk(PARAMS, None, x)[0])(found.centre)
+    gradient = jax.grad(lambda x: walk(PARAMS, None, x)[0])(centre)
     np.testing.assert_allclose(gradient, 0.0, atol=1e-3)
 
 
@@ -113,16 +132,14 @@ def test_a_mode_is_found_from_afar_and_where_newton_steps_would_fail():
     def energy(x):  # concave in the tails
         return jnp.sum(jnp.log1p((x - 3.0) ** 2)) + 0.001 * jnp.sum(x**2)
 
-    mode = laplace.find_mode(energy, Band(np.arange(5), 5), 40.0 * jnp.ones(5))
+    mode = find_mode(energy, Band(np.arange(5), 5), 40.0 * jnp.ones(5))
     assert bool(mode.arrived)
     np.testing.assert_allclose(mode.position, 3.0, atol=0.02)
 
 
 @pytest.mark.parametrize("start", [0.0, 1.0])
 def test_without_a_mode_none_is_found(start):
-    mode = laplace.find_mode(
-        lambda x: -jnp.sum(x**2), Band(np.arange(3), 3), start + jnp.zeros(3)
-    )
+    mode = find_mode(lambda x: -jnp.sum(x**2), Band(np.arange(3), 3), start + jnp.zeros(3))
     assert not bool(mode.arrived)
 
 
@@ -133,7 +150,7 @@ def test_rounding_of_a_large_potential_is_no_failed_step():
         return 0.5 * jnp.sum((x - 1.0) ** 2 * jnp.arange(1.0, DIM + 1)) + 3e5
 
     start = jnp.ones(DIM).at[3].add(0.05)  # 0.005 nats above the mode
-    mode = laplace.find_mode(energy, Band(np.arange(DIM), 1), start)
+    mode = find_mode(energy, Band(np.arange(DIM), 1), start)
     assert bool(mode.arrived) and float(mode.damping) == 0.0
     np.testing.assert_allclose(mode.position, 1.0, atol=1e-5)
 
@@ -150,9 +167,10 @@ def test_a_potential_is_known_to_be_convex_around_its_mode(centre, expected):
         )
 
     band = Band(np.arange(20), 1)
-    mode = laplace.find_mode(energy, band, centre * jnp.ones(20))
+    mode = find_mode(energy, band, centre * jnp.ones(20))
     assert bool(mode.arrived)
-    assert bool(laplace.is_convex(energy, band, mode)) == expected
+    is_convex = jax.jit(lambda mode: laplace.is_convex(energy, band, mode))(mode)
+    assert bool(is_convex) == expected
 
 
 @pytest.mark.parametrize("lag, width", [(1, 2), (2, 2), (5, 8), (20, 40), (50, 300)])

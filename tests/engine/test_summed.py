@@ -33,27 +33,37 @@ def energy(summed, steps):
 
 def test_a_factor_is_that_of_the_steps(summed):
     point = 0.3 * random.normal(random.key(0), (DIM,))
-    dense = np.asarray(jax.hessian(lambda x: energy(summed, x))(point), float)
-    factor = summed.factorise(summed.hessian(lambda x: energy(summed, x), point))
-    log_det = summed.log_diagonal(factor).sum()
-    np.testing.assert_allclose(log_det, np.linalg.slogdet(dense)[1] / 2, rtol=1e-5)
+    dense = np.asarray(jax.jit(jax.hessian(lambda x: energy(summed, x)))(point), float)
     rows = random.normal(random.key(1), (2, 3, DIM))
-    drawn = summed.solve_transposed(factor, rows)
+
+    @jax.jit
+    def use(point, rows):
+        factor = summed.factorise(summed.hessian(lambda x: energy(summed, x), point))
+        drawn = summed.solve_transposed(factor, rows)
+        again = summed.multiply_transposed(factor, drawn)
+        log_det = summed.log_diagonal(factor).sum()
+        return log_det, drawn, again, sparsity.solve(summed, factor, rows[0, 0])
+
+    log_det, drawn, again, solved = use(point, rows)
+    np.testing.assert_allclose(log_det, np.linalg.slogdet(dense)[1] / 2, rtol=1e-5)
     square = np.einsum("abi,ij,abj->ab", drawn, dense, drawn)
     np.testing.assert_allclose(square, (rows**2).sum(-1), rtol=1e-4)
-    again = summed.multiply_transposed(factor, drawn)
     np.testing.assert_allclose(again, rows, rtol=1e-3, atol=1e-4)
-    solved = sparsity.solve(summed, factor, rows[0, 0])
     np.testing.assert_allclose(dense @ solved, rows[0, 0], rtol=1e-3, atol=1e-3)
 
 
 def test_damping_is_that_of_the_sums(summed):
     point = 0.3 * random.normal(random.key(0), (DIM,))
-    matrix = summed.hessian(lambda x: energy(summed, x), point)
-    factor = summed.factorise(matrix, 3.0)
-    steps = np.asarray(jax.jacobian(summed.differences)(point), float)
-    dense = np.asarray(jax.hessian(lambda x: energy(summed, x))(point), float)
+
+    @jax.jit
+    def log_determinant(point):
+        matrix = summed.hessian(lambda x: energy(summed, x), point)
+        return summed.log_diagonal(summed.factorise(matrix, 3.0)).sum()
+
+    steps = np.asarray(jax.jit(jax.jacobian(summed.differences))(point), float)
+    dense = np.asarray(jax.jit(jax.hessian(lambda x: energy(summed, x)))(point), float)
     in_sums = steps.T @ dense @ steps
     in_sums += 3.0 * np.diag(1e-6 + np.diag(in_sums))
-    log_det = summed.log_diagonal(factor).sum()
-    np.testing.assert_allclose(log_det, np.linalg.slogdet(in_sums)[1] / 2, rtol=1e-5)
+    np.testing.assert_allclose(
+        log_determinant(point), np.linalg.slogdet(in_sums)[1] / 2, rtol=1e-5
+    )

@@ -9,7 +9,7 @@ from numpyro_jala.engine.factor import Factor
 from numpyro_jala.engine.partition import joint, partition
 from numpyro_jala.inference import evidence
 from numpyro_jala.inference.evidence import Gaussian
-from tests.tools import assert_mean
+from tests.tools import assert_mean, replicate
 
 EXACT = 1.7
 
@@ -42,8 +42,10 @@ def test_each_component_has_the_gaussian_that_the_others_fit(most_dense):
     position = 2.0 + random.normal(keys[0], (3, 400, 6)) * jnp.arange(1.0, 7.0)
     weight = jax.nn.softmax(random.normal(keys[1], (3, 3, 400)), -1)
     flat = jnp.zeros_like(position)
-    found = evidence.fit_loo(weight, position, flat, parts, most_dense)
-    density = evidence.log_density(found, parts, position)
+    found = jax.jit(evidence.fit_loo, static_argnums=(3, 4))(
+        weight, position, flat, parts, most_dense
+    )
+    density = jax.jit(evidence.log_density, static_argnums=1)(found, parts, position)
     assert density.shape == weight.shape
     others, rows = [1, 2], np.asarray(position, float)
     for component in range(3):
@@ -87,9 +89,7 @@ def one_bridge(rng_key):
 
 def test_the_bridge_is_right_and_its_error_honest():
     keys = random.split(random.key(0), 2_000)
-    found, error, islands = jax.jit(lambda all_keys: jax.lax.map(one_bridge, all_keys))(
-        keys
-    )
+    found, error, islands = replicate(one_bridge, keys)
     assert_mean(found, EXACT, resolution=0.01)
     assert_mean(islands, EXACT, resolution=0.02)
     z = (np.asarray(found) - EXACT) / np.asarray(error)
@@ -135,5 +135,5 @@ def test_weights_of_particles_count():
             weight, target(position) - at_particles, target(draws) - at_draws
         ).log_evidence
 
-    found = jax.jit(lambda all_keys: jax.lax.map(weighted, all_keys))(keys)
+    found = replicate(weighted, keys)
     assert_mean(found, EXACT, resolution=0.01)

@@ -58,10 +58,13 @@ def points_for(parts, num_draws=NUM_DRAWS):
 @pytest.mark.parametrize("dense", [True, False])
 def test_the_density_is_that_of_a_student_t(dense):
     proposal, points = proposal_for(SEVERAL, dense), points_for(SEVERAL)
-    position, log_density = drawn(random.key(0), proposal, SEVERAL, points)
+    position, log_density = jax.jit(drawn, static_argnums=2)(
+        random.key(0), proposal, SEVERAL, points
+    )
     assert position.shape == (NUM_ISLANDS, NUM_DRAWS, SEVERAL.dim)
     assert log_density.shape == (NUM_ISLANDS, SEVERAL.num_components, NUM_DRAWS)
-    again = importance.log_density(proposal, SEVERAL, position)
+    density_of = jax.jit(importance.log_density, static_argnums=1)
+    again = density_of(proposal, SEVERAL, position)
     np.testing.assert_allclose(again, log_density, rtol=1e-3, atol=1e-3)
     owner = 0
     for block in proposal.factor.blocks:
@@ -243,8 +246,8 @@ def test_a_bridge_is_built_for_each_component_and_chosen_for_some():
     at_particles, at_draws = (random.normal(key, (4, 3, 16)) for key in keys[:2])
     at_draws = at_draws - 0.5
     weight = normalise(random.normal(keys[2], (4, 3, 16)))
-    plain = estimate(at_draws)
-    found = importance.bridged(plain, weight, at_particles, at_draws)
+    plain = jax.jit(estimate)(at_draws)
+    found = jax.jit(importance.bridged)(plain, weight, at_particles, at_draws)
     for component in range(3):
         own = (each[:, component] for each in (weight, at_particles, at_draws))
         alone = bridge(*own, is_quasi=True)

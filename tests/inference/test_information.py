@@ -95,10 +95,11 @@ def bent_draws(num_islands, num_particles, parts=ALL):
     draws = exact_draws(num_islands, num_particles)
     steps = jnp.diff(draws, axis=-1, prepend=0.0)
     steps = steps if parts.is_joint else draws @ mixing()[1].T
-    found = steps
-    for _ in range(30):  # Newton's iterations for the inverse of the bend
-        found -= (found + 0.3 * jnp.sinh(found) - steps) / (1 + 0.3 * jnp.cosh(found))
-    return found
+
+    def improve(_, found):  # Newton's iterations for the inverse of the bend
+        return found - (found + 0.3 * jnp.sinh(found) - steps) / (1 + 0.3 * jnp.cosh(found))
+
+    return jax.lax.fori_loop(0, 30, improve, steps)
 
 
 def asked(potential_fn, parts, dense, follows=True):
@@ -112,8 +113,12 @@ def informed(potential_fn, position, dense, follows=True, parts=ALL):
     pattern = jnp.array([[1.0, 0.0, 0.5, 0.5], [0.5, 1.0, 0.0, 0.5], [0.0, 0.5, 1.0, 0.5]])
     weight = jnp.tile(pattern[: parts.num_components], num_particles // 4)
     weight = jnp.tile(weight / weight.sum(-1, keepdims=True), (num_islands, 1, 1))
-    question = asked(potential_fn, parts, dense, follows)
-    return information.combine([information.moments(question, weight, position)])
+    return combined(asked(potential_fn, parts, dense, follows), weight, position)
+
+
+def combined(question, *rows):
+    moments = jax.jit(lambda *rows: information.moments(question, *rows))
+    return information.combine([moments(*rows)])
 
 
 ERROR = jnp.array([0.4, 1.0, 2.0, 0.6, 1.5, 0.8])
@@ -136,7 +141,7 @@ def test_of_a_gaussian_posterior_the_score_is_exact(dense, parts):
         return potential(params, temperature, x, ERROR)
 
     found = informed(potential_fn, draws, dense, parts=parts)
-    exact = np.asarray(jax.hessian(log_likelihood)(PARAMS, ERROR))
+    exact = np.asarray(jax.jit(jax.hessian(log_likelihood))(PARAMS, ERROR))
     assert (found.observed_se < 0.8).all()
     assert (np.abs(found.observed + exact) < 5 * found.observed_se + 1e-3).all()
     score = -np.asarray(jax.grad(log_likelihood)(PARAMS, ERROR))
@@ -149,7 +154,7 @@ def test_of_a_gaussian_posterior_the_score_is_exact(dense, parts):
 def test_louis_finds_the_score_and_the_information_of_the_likelihood(dense, parts):
     potential_fn = bent if parts is ALL else bent_apart
     found = informed(potential_fn, bent_draws(16, 2_000, parts), dense, parts=parts)
-    exact = np.asarray(jax.hessian(log_likelihood)(PARAMS))
+    exact = np.asarray(jax.jit(jax.hessian(log_likelihood))(PARAMS))
     assert (found.observed_se > 1e-3).all() and (found.observed_se < 0.15).all()
     assert (np.abs(found.observed + exact) < 4.5 * found.observed_se).all()
     score = -np.asarray(jax.grad(log_likelihood)(PARAMS))
@@ -176,6 +181,7 @@ def test_an_island_follows_as_the_others_say(num_components):
     change = 0.5 * gradient + 0.1 * position**2
     for dense in (True, False):
 
+        @jax.jit
         def learned(x, g, c, dense=dense):
             frame = flow.frame(
                 weight, x, g, np.zeros((x.shape[1], x.shape[3])), 256 if dense else 0
@@ -253,8 +259,8 @@ def test_a_dead_island_says_nothing():
     position = exact_draws(4, 16)
     weight = jnp.full((4, 1, 16), 1 / 16).at[3].set(0.0)
     question = asked(potential, ALL, dense=True)
-    found = information.combine([information.moments(question, weight, position)])
-    alone = information.combine([information.moments(question, weight[:3], position[:3])])
+    found = combined(question, weight, position)
+    alone = combined(question, weight[:3], position[:3])
     np.testing.assert_allclose(found.score, alone.score, rtol=1e-4)
     np.testing.assert_allclose(found.observed, alone.observed, rtol=1e-3)
 

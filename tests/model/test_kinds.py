@@ -45,13 +45,13 @@ def shortfall(jala, exact):
     def free(params):
         return exact(layout.constrain_params(params))
 
-    gradient, hessian = jax.grad(free)(at), jax.hessian(free)(at)
-    return float(-0.5 * gradient @ jnp.linalg.solve(hessian, gradient))
+    gradient, hessian = jax.jit(lambda at: (jax.grad(free)(at), jax.hessian(free)(at)))(at)
+    return float(-0.5 * gradient @ np.linalg.solve(hessian, gradient))
 
 
 def assert_right(jala, exact, largest_error=0.1, short=0.01):
     """The evidence is that at the estimate, and the estimate is the maximum."""
-    value = float(exact(jala.params))
+    value = float(jax.jit(exact)(jala.params))
     assert jala.log_evidence_se < largest_error
     assert abs(jala.log_evidence - value) < 4 * jala.log_evidence_se + 0.005
     if jala.params:
@@ -153,7 +153,7 @@ def test_a_param_of_any_constraint_starts_where_it_says_and_moves_within(name):
     )
     moved = layout.constrain_params(layout.init_params + 0.7)["theta"]
     assert bool(jnp.all(constraint(moved))) and float(jnp.abs(moved - start).max()) > 0.01
-    slope = jax.grad(layout.joint(arrays))(layout.init_params, 1.0, jnp.zeros(1))
+    slope = jax.jit(jax.grad(layout.joint(arrays)))(layout.init_params, 1.0, jnp.zeros(1))
     assert bool(jnp.isfinite(slope).all()) and float(jnp.abs(slope).max()) > 0
 
 
