@@ -28,6 +28,7 @@ from numpyro.infer.reparam import LocScaleReparam
 
 import numpyro_jala
 from numpyro_jala import JALAEM
+from numpyro_jala.backend import compilation
 
 PACKAGE = str(Path(numpyro_jala.__file__).parent)
 CASES_PER_MODEL = 24
@@ -295,7 +296,7 @@ def fuzz(num_models: int, first_seed: int, stop: bool) -> collections.Counter:
         except ValueError:
             counts["refused"] += len(cases)
             return
-        jax.clear_caches()  # each program takes memory maps, which are limited
+        compilation.make_room()
         for case in cases:
             how, words = attempt(jala, spec, case)
             counts[how] += 1

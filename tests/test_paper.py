@@ -139,7 +139,7 @@ def test_digits_are_drawn_by_class_and_standardised(experiment):
 @pytest.mark.filterwarnings("ignore:The parameters have not converged")
 @pytest.mark.filterwarnings("ignore:The standard error of .* is known roughly")
 def test_networks_are_trained(experiment, monkeypatch, tmp_path, capsys):
-    few = dict(units=2, images=40, steps=10, printed_particles=4, particles=32)
+    few = dict(units=2, images=40, steps=10, printed_particles=4, particles=8)
     module = experiment("networks")
     run(module, monkeypatch, tmp_path, **few, fit_steps=2, annealing_effort=1.0)
     out = capsys.readouterr().out

@@ -17,8 +17,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.contrib.control_flow import scan
-from scipy.linalg import cho_factor, cho_solve
-from scipy.special import expit, gammaln
+from scipy.linalg import cho_factor, cho_solve, solve_triangular
+from scipy.special import expit, gammaln, logsumexp
 
 Array = np.ndarray
 Params = dict[str, Array]
@@ -529,6 +529,60 @@ def process(size: int) -> Case:
     return Case(process_model, truth, draw, process_exact)
 
 
+def process_counts_model(x: Any, y: Any) -> None:
+    """Counts whose rate is the exponential of a Gaussian process."""
+    base = numpyro.param("base", 0.0)
+    scale, reach = (positive(*each) for each in PROCESS_START[:2])
+    f = numpyro.sample(
+        "f",
+        dist.MultivariateNormal(jnp.zeros(len(x)), process_kernel(x, scale, reach, jnp)),
+    )
+    numpyro.sample("y", dist.Poisson(jnp.exp(base + f)), obs=y)
+
+
+def process_counts_exact(
+    args: tuple[Any, ...], params: Params, num_draws: int = 10_000
+) -> float:
+    """Sample by importance from a Gaussian at the mode: the same draws for all params."""
+    x, y = (np.asarray(each, float) for each in args)
+    base, scale, reach = (float(params[name]) for name in ("base", "scale", "reach"))
+    root = np.linalg.cholesky(process_kernel(x, scale, reach, np))
+
+    def log_joint(white: Array) -> Array:
+        log_rate = base + white @ root.T
+        likelihood = (y * log_rate - np.exp(log_rate) - gammaln(y + 1)).sum(-1)
+        return likelihood - 0.5 * (white**2).sum(-1)
+
+    mode, arrived = np.zeros(y.size), False
+    while not arrived:
+        rate = np.exp(base + root @ mode)
+        slope = root.T @ (y - rate) - mode
+        factor = np.linalg.cholesky(np.eye(y.size) + (root.T * rate) @ root)
+        step = cho_solve((factor, True), slope)
+        arrived = slope @ step < 1e-12
+        while log_joint(mode + step) < log_joint(mode) - 1e-9:
+            step = step / 2
+        mode = mode + step
+    noise = np.random.default_rng(0).normal(size=(num_draws // 2, y.size))
+    noise = np.concatenate([noise, -noise])
+    white = mode + solve_triangular(factor.T, noise.T).T
+    log_weight = log_joint(white) + 0.5 * (noise**2).sum(-1)
+    return float(logsumexp(log_weight) - np.log(num_draws) - np.log(np.diag(factor)).sum())
+
+
+def process_counts(size: int) -> Case:
+    """Return counts whose rate is the exponential of a Gaussian process."""
+    truth = {"base": 0.5, "reach": 1.0, "scale": 1.0}
+
+    def draw(rng: np.random.Generator) -> tuple[Any, ...]:
+        x = np.sort(rng.uniform(0.0, 20.0, size))
+        covariance = process_kernel(x, truth["scale"], truth["reach"], np)
+        f = np.linalg.cholesky(covariance) @ rng.normal(size=size)
+        return x.astype(np.float32), rng.poisson(np.exp(truth["base"] + f))
+
+    return Case(process_counts_model, truth, draw, process_counts_exact)
+
+
 def lattice_model(y: Any) -> None:
     """Counts on a lattice, neighbours alike. The mass of their ties depends on no param."""
     base = numpyro.param("base", 0.0)
@@ -555,6 +609,7 @@ def lattice(side: int) -> Case:
 CASES = {
     "walk_300": walk(walk_scan, 300),
     "walk_1000": walk(walk_scan, 1_000),
+    "walk_3000": walk(walk_scan, 3_000),
     "walk_10000": walk(walk_scan, 10_000),
     "cumsum_300": walk(walk_cumsum, 300),
     "cumsum_1000": walk(walk_cumsum, 1_000),
@@ -569,9 +624,16 @@ CASES = {
     "counts_500": counts(500),
     "logistic_500": logistic(500),
     "autoregression_400": autoregression(400),
+    "crossed_200": crossed((150, 50), 1_500),
     "crossed_400": crossed((300, 100), 3_000),
+    "crossed_800": crossed((600, 200), 6_000),
+    "crossed_1600": crossed((1_200, 400), 12_000),
     "crossed_4100": crossed((2_972, 1_128), 73_421),
     "items_324": items(300, 24),
     "process_500": process(500),
+    "process_counts_500": process_counts(500),
+    "lattice_100": lattice(10),
+    "lattice_225": lattice(15),
+    "lattice_400": lattice(20),
     "lattice_900": lattice(30),
 }

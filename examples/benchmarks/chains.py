@@ -1,6 +1,7 @@
 """Fit models with large components by default settings, beside exact answers.
 
-Each seed draws a data set and fits it. A run is warm if the object has fitted before.
+Each seed draws a data set and fits it. A run is warm if the object has fitted before, and
+with ``--repeats 2`` if it has fitted the same data, whose groups may be part of a program.
 Run ``python examples/benchmarks/chains.py --help``.
 """
 
@@ -65,13 +66,14 @@ def compare(jala: JALAEM, case: Case, args: tuple[Any, ...], with_maximum: bool)
 
 
 def measure(
-    name: str, case: Case, seeds: range, num_steps: int | None, with_maximum: bool
+    name: str, case: Case, seeds: list[int], num_steps: int | None, with_maximum: bool
 ) -> None:
     """Fit a data set for each seed."""
     jala = JALAEM(case.model)
     for seed in seeds:
         args = case.draw(np.random.default_rng(seed))
         record = {"case": name, "seed": seed, **fit(jala, args, seed, num_steps)}
+        record["num_latents"] = int(jala.components["sizes"].sum())
         record["params"] = flatten(jala.params, sorted(case.truth)).round(4).tolist()
         if case.exact is not None:
             record |= compare(jala, case, args, with_maximum)
@@ -84,10 +86,12 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=steps_or_auto, default=None)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=1, help="fits of each data set")
     parser.add_argument("--no-maximum", action="store_true", help="the evidence alone")
     parser.add_argument("--ratings", type=Path, help="InstEval of R's lme4, alone")
     args = parser.parse_args()
     chosen_seeds = range(args.first_seed, args.first_seed + args.seeds)
+    chosen_seeds = [seed for seed in chosen_seeds for _ in range(args.repeats)]
     cases = {name: CASES[name] for name in args.case or CASES}
     if args.ratings:
         cases = {"ratings": ratings(args.ratings)}

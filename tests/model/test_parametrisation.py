@@ -76,36 +76,44 @@ def test_a_mask_leaves_latents_as_they_are():
 def test_a_draw_from_the_prior_has_the_same_values(pair):
     drawn = []
     for layout in pair:
-        position = layout.draw_prior(random.key(5), layout.init_params, [])
-        drawn.append(layout.constrain(random.key(0), layout.init_params, position, []))
+        params = layout.init_params
+        position = draw_prior(layout, random.key(5), params)
+        constrain = jax.jit(lambda *at, layout=layout: layout.constrain(*at, []))
+        drawn.append(constrain(random.key(0), params, position))
     assert drawn[0].keys() == drawn[1].keys()
     for name, values in drawn[0].items():
         np.testing.assert_allclose(values, drawn[1][name], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0])
-def test_potentials_differ_by_the_change_of_volume(pair, temperature):
-    scaled, plain = pair
-    params, at = scaled.init_params, jnp.asarray(temperature)
-    position = scaled.draw_prior(random.key(7), params, [])
+def draw_prior(layout, *at):
+    return jax.jit(lambda *at: layout.draw_prior(*at, []))(*at)
 
+
+def test_potentials_differ_by_the_change_of_volume(pair):
+    scaled, plain = pair
+    params = scaled.init_params
+    position = draw_prior(scaled, random.key(7), params)
+
+    @jax.jit
     def to_plain(standard):
         values = scaled.constrain(random.key(0), params, standard, [])
         return plain.unconstrain(params, {n: values[n] for n in scaled.latents}, [])
 
-    jacobian = np.asarray(jax.jacfwd(to_plain)(position), np.float64)
-    expected = plain.joint([])(params, at, to_plain(position))
-    expected -= np.linalg.slogdet(jacobian)[1]
-    found = scaled.joint([])(params, at, position)
-    np.testing.assert_allclose(found, expected, rtol=2e-6)
+    jacobian = np.asarray(jax.jit(jax.jacfwd(to_plain))(position), np.float64)
+    before, after = (jax.jit(layout.joint([])) for layout in (plain, scaled))
+    for temperature in (0.0, 0.3, 1.0):
+        at = jnp.asarray(temperature)
+        expected = before(params, at, to_plain(position))
+        expected -= np.linalg.slogdet(jacobian)[1]
+        np.testing.assert_allclose(after(params, at, position), expected, rtol=2e-6)
 
 
 def test_terms_add_up_to_the_potential(pair):
     scaled = pair[0]
-    position = scaled.draw_prior(random.key(7), scaled.init_params, [])
-    terms = scaled.terms([])(scaled.init_params, position)
-    found = -sum(jnp.sum(each) for part in terms for each in part)
-    expected = scaled.joint([])(scaled.init_params, jnp.asarray(1.0), position)
+    position = draw_prior(scaled, random.key(7), scaled.init_params)
+    terms = jax.jit(scaled.terms([]))(scaled.init_params, position)
+    found = -sum(np.sum(each) for part in terms for each in part)
+    expected = jax.jit(scaled.joint([]))(scaled.init_params, jnp.asarray(1.0), position)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
