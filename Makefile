@@ -27,10 +27,11 @@ demo: $(STAMP)
 	"$(BIN)/python" examples/demo.py
 
 # ArviZ 0.22 and 0.23 leave a stamp in the user's cache on the day's first import, which
-# can fail when two workers do it at once: import it before the workers start.
+# can fail when two workers do it at once: import it before the workers start. Each takes one
+# half of the tests, so that those of a file share compiled programs, and then what is left.
 test: $(STAMP)
 	"$(BIN)/python" -W ignore -c "import arviz"
-	"$(BIN)/python" -m pytest -n 2 $(TESTS)
+	"$(BIN)/python" -m pytest -n 2 --dist worksteal --durations 40 $(TESTS)
 
 # The programs that it compiles are kept for the next time.
 check: $(STAMP)
