@@ -12,6 +12,7 @@ import pytest
 from jax import random
 from numpyro import handlers
 from numpyro.infer import Predictive, log_likelihood
+from scipy.stats import poisson
 
 from numpyro_jala.model.inspection import lay_out
 from numpyro_jala.model.sites import run_once
@@ -105,6 +106,34 @@ def test_the_maximum_by_differences_is_that_of_a_normal_sample(benchmark):
     np.testing.assert_allclose(best.params, [y.mean(), sd], rtol=1e-4)
     errors = [sd / np.sqrt(y.size), sd / np.sqrt(2 * y.size)]
     np.testing.assert_allclose(best.standard_errors, errors, rtol=1e-4)
+
+
+def test_a_filter_on_a_grid_is_the_kalman_filter_of_a_walk_with_noise(benchmark):
+    models = benchmark("chain_models")
+    step, noise = 0.4, 0.7
+    y = np.random.default_rng(0).normal(size=30).cumsum()
+    grid = models.even_grid(4.5 * step * 30**0.5, step)
+
+    def says(points):
+        return -0.5 * ((y[:, None] - points) / noise) ** 2 - np.log(noise)
+
+    found = models.filter_grid(step, 1.0, step, says, 30, grid)
+    exact = models.kalman((y,), {"step": step, "noise": noise})
+    np.testing.assert_allclose(found - 15 * np.log(2 * np.pi), exact, rtol=1e-8)
+
+
+def test_counts_of_a_gaussian_process_are_integrated_by_importance(benchmark):
+    models = benchmark("chain_models")
+    x, y = np.array([0.0, 0.7]), np.array([4.0, 0.0])
+    params = {"base": 0.3, "scale": 1.4, "reach": 0.8}
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    root = np.linalg.cholesky(models.process_kernel(x, 1.4, 0.8, np))
+    first, second = np.meshgrid(nodes, nodes)
+    rate = np.exp(0.3 + np.stack([first, second], -1) @ root.T)
+    likelihood = poisson(rate).pmf(y).prod(-1)
+    exact = np.log(weights @ likelihood @ weights / weights.sum() ** 2)
+    found = models.process_counts_exact((x, y), params, 100_000)
+    np.testing.assert_allclose(found, exact, atol=0.005)
 
 
 @pytest.mark.slow

@@ -77,6 +77,11 @@ def filter_grid(
     return float(total)
 
 
+def even_grid(reach: float, step_sd: float) -> Array:
+    """Return a grid around zero, on which sums over steps of such size are exact."""
+    return np.linspace(-reach, reach, 2 * int(np.ceil(4 * reach / step_sd)) + 1)
+
+
 # -- a random walk plus noise -------------------------------------------------------------
 
 
@@ -235,7 +240,7 @@ def volatility_exact(args: tuple[Any, ...], params: Params) -> float:
     """Filter the logarithm of the variance on a grid."""
     step, persistence = float(params["step"]), float(params["persistence"])
     first_sd = step / np.sqrt(1 - persistence**2)
-    grid = np.linspace(-7 * first_sd, 7 * first_sd, 1201)
+    grid = even_grid(7 * first_sd, step)
     squares = args[0].astype(float)[:, None] ** 2
 
     def says(points: Array) -> Array:
@@ -287,8 +292,7 @@ def logistic_model(x: Any, y: Any) -> None:
 
 def walk_grid(length: int, step: float) -> Array:
     """Return a grid that a walk of the data's size does not leave."""
-    reach = 4.5 * step * np.sqrt(length)
-    return np.linspace(-reach, reach, 1601)
+    return even_grid(4.5 * step * np.sqrt(length), step)
 
 
 def counts_exact(args: tuple[Any, ...], params: Params) -> float:
