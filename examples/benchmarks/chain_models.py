@@ -636,8 +636,8 @@ CASES = {
     "items_324": items(300, 24),
     "process_500": process(500),
     "process_counts_500": process_counts(500),
-    "lattice_100": lattice(10),
     "lattice_225": lattice(15),
     "lattice_400": lattice(20),
     "lattice_900": lattice(30),
+    "lattice_1600": lattice(40),
 }
