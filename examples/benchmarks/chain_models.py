@@ -519,14 +519,19 @@ def process_exact(args: tuple[Any, ...], params: Params) -> float:
     return log_normal(y, 0.0, covariance)
 
 
+def draw_process(rng: np.random.Generator, size: int, truth: Params) -> tuple[Array, Array]:
+    """Draw places and a smooth function there."""
+    x = np.sort(rng.uniform(0.0, 20.0, size))
+    covariance = process_kernel(x, truth["scale"], truth["reach"], np)
+    return x, np.linalg.cholesky(covariance) @ rng.normal(size=size)
+
+
 def process(size: int) -> Case:
     """Return a Gaussian process seen with noise."""
     truth = {"noise": 0.5, "reach": 1.0, "scale": 1.5}
 
     def draw(rng: np.random.Generator) -> tuple[Any, ...]:
-        x = np.sort(rng.uniform(0.0, 20.0, size))
-        covariance = process_kernel(x, truth["scale"], truth["reach"], np)
-        f = np.linalg.cholesky(covariance) @ rng.normal(size=size)
+        x, f = draw_process(rng, size, truth)
         y = f + truth["noise"] * rng.normal(size=size)
         return x.astype(np.float32), y.astype(np.float32)
 
@@ -579,9 +584,7 @@ def process_counts(size: int) -> Case:
     truth = {"base": 0.5, "reach": 1.0, "scale": 1.0}
 
     def draw(rng: np.random.Generator) -> tuple[Any, ...]:
-        x = np.sort(rng.uniform(0.0, 20.0, size))
-        covariance = process_kernel(x, truth["scale"], truth["reach"], np)
-        f = np.linalg.cholesky(covariance) @ rng.normal(size=size)
+        x, f = draw_process(rng, size, truth)
         return x.astype(np.float32), rng.poisson(np.exp(truth["base"] + f))
 
     return Case(process_counts_model, truth, draw, process_counts_exact)
