@@ -149,7 +149,7 @@ def _newton_ascent(
     each = jnp.einsum("jcn,jcnp->cp", pool(weight), rate)
     rough = pooled + each.T @ each
     overshot = score @ newton.last_step > 0
-    kinked = em.is_kinked(newton, complete, rough, overshot)
+    kinked = em.is_kinked(newton, complete, rough, overshot, len(each))
     by_scores = jnp.where(due, kinked, newton.by_scores)
     complete = jnp.where(due & kinked, rough, complete)
     missing = em.remember(newton, jnp.where(tempered, within, pooled), tempered)

@@ -96,8 +96,11 @@ def test_missing_information_is_remembered_at_the_posterior_only():
 )
 def test_kinks_are_known_by_steps_that_go_too_far(curvature, overshot, before, expected):
     newton = em.start_newton(2, jnp.float32)._replace(by_scores=jnp.asarray(before))
-    found = em.is_kinked(newton, jnp.diag(jnp.array(curvature)), COMPLETE, overshot)
-    assert bool(found) is expected
+    complete = jnp.diag(jnp.array(curvature))
+    assert bool(em.is_kinked(newton, complete, COMPLETE, overshot, 3)) is expected
+    # As many components as params tell nothing, but a derivative that is missing is missing.
+    few = em.is_kinked(newton, complete, COMPLETE, overshot, 2)
+    assert bool(few) is bool(np.isnan(curvature[1]))
 
 
 def test_a_step_is_shortened_to_the_variance_it_may_cause():
