@@ -16,7 +16,7 @@ import numpyro
 import numpyro.distributions as dist
 from jax import random
 from numpyro.distributions import constraints
-from records import emit
+from records import emit, steps_or_auto
 
 from numpyro_jala import JALAEM
 
@@ -94,7 +94,7 @@ STUDIES = {
 }
 
 
-def measure(name: str, num_steps: int, seeds: range) -> None:
+def measure(name: str, num_steps: int | None, seeds: range) -> None:
     """Fit one data set for each seed."""
     study = STUDIES[name]
     jala = JALAEM(study.model)
@@ -125,7 +125,7 @@ def measure(name: str, num_steps: int, seeds: range) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--study", choices=STUDIES, action="append")
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=steps_or_auto, default=None)
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--first-seed", type=int, default=0)
     args = parser.parse_args()
