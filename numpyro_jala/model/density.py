@@ -17,6 +17,7 @@ from numpyro.infer.util import compute_log_probs, log_density
 from numpyro.primitives import Messenger
 
 from numpyro_jala._typing import Array, Potential, PRNGKey, Tree
+from numpyro_jala.backend.side_by_side import side_by_side
 from numpyro_jala.engine.arrow import Arrow
 from numpyro_jala.engine.partition import Partition, joint
 from numpyro_jala.engine.sparsity import Pattern
@@ -280,7 +281,7 @@ class Layout:
                     found = log_density(model, args, kwargs, {})[0]
             return self.held_log_det - found
 
-        return potential
+        return side_by_side(potential)
 
     def terms(self, arrays: list[Array]) -> TermFn:
         """Return the function that gives the terms of the joint density."""
@@ -295,7 +296,7 @@ class Layout:
                 found = terms_of(partial(model, *args, **kwargs), jacobians)
             return Terms([*found.prior, *held], found.data)
 
-        return terms
+        return side_by_side(terms)
 
     def energy(self, arrays: list[Array]) -> Callable[[Array, Array], Array]:
         """Return the terms of the potential, or their sum if no pattern asks for each."""

@@ -7,8 +7,9 @@ import jax
 import numpy as np
 from jax.extend.core import Literal, jaxpr_as_fun
 
+from numpyro_jala.backend.blocks import inner_programs
+from numpyro_jala.backend.loops import Loop, counters, read_loop
 from numpyro_jala.model.dependence.graph import Graph, Labels, combine, fill, merge
-from numpyro_jala.model.dependence.loops import Loop, counters, loop, num_equations
 from numpyro_jala.model.dependence.rules import RULES
 from numpyro_jala.model.dependence.values import (
     UNKNOWN,
@@ -114,14 +115,23 @@ def _cond(graph: Graph, equation: Any, inputs: Sequence[Value]) -> list[Value]:
 
 def _scan(graph: Graph, equation: Any, inputs: Sequence[Value]) -> list[Value]:
     """Follow a short loop step by step, and a long one in all iterations at once."""
-    scan = loop(equation, inputs)
-    if scan.length * num_equations(scan.body.jaxpr) <= MAX_UNROLLED:
+    scan = read_loop(equation, inputs)
+    if scan.length * _num_equations(scan.body.jaxpr) <= MAX_UNROLLED:
         return _unrolled(graph, scan)
     try:
         results = _parallel(graph, scan)
     except NotImplementedError:  # a primitive that cannot be batched
         results = None
     return _folded(graph, scan) if results is None else results
+
+
+def _num_equations(jaxpr: Any) -> int:
+    """Count equations, with those of inner programs and of inner loops' iterations."""
+    total = 0
+    for equation in jaxpr.eqns:
+        repeats = equation.params.get("length", 1)
+        total += 1 + repeats * sum(map(_num_equations, inner_programs(equation)))
+    return total
 
 
 def _unrolled(graph: Graph, scan: Loop) -> list[Value]:
@@ -155,7 +165,9 @@ def _parallel(graph: Graph, scan: Loop) -> list[Value] | None:
     """
     if any(each.labels is not None for each in scan.carry):
         return None
-    carry = [UNKNOWN if count is None else constant(count) for count in counters(scan)]
+    order = slice(None, None, -1 if scan.reverse else 1)
+    counts = counters(scan, [concrete(each) for each in scan.carry])
+    carry = [UNKNOWN if count is None else constant(count[order]) for count in counts]
     axes = [
         *[None] * len(scan.consts),
         *(None if each is UNKNOWN else 0 for each in carry),

@@ -1,4 +1,6 @@
-"""What can be said of a loop without following it."""
+"""Read the equation of a loop, in any version of JAX."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -6,27 +8,24 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.extend.core import Literal
 
-from numpyro_jala.backend.blocks import inner_programs
-from numpyro_jala.model.dependence.values import Value, concrete
-
 
 class Loop(NamedTuple):
     """The inputs of a scan, and how it runs.
 
     consts, carry, sequences
-        What is the same in all iterations, what passes from one to the next, and what
-        each iteration takes an entry of.
+        What is the same in all turns, what passes from one to the next, and what each
+        turn takes an entry of.
     """
 
-    consts: list[Value]
-    carry: list[Value]
-    sequences: list[Value]
+    consts: list[Any]
+    carry: list[Any]
+    sequences: list[Any]
     body: Any
     length: int
     reverse: bool
 
 
-def loop(equation: Any, inputs: Sequence[Value]) -> Loop:
+def read_loop(equation: Any, inputs: Sequence[Any]) -> Loop:
     """Read the equation of a scan."""
     params, values = equation.params, list(inputs)
     run = params["jaxpr"], params["length"], params["reverse"]
@@ -39,24 +38,23 @@ def loop(equation: Any, inputs: Sequence[Value]) -> Loop:
     return Loop(consts, carry, sequences, *run)
 
 
-def counters(scan: Loop) -> list[np.ndarray | None]:
-    """List the values in all iterations of each entry of the carry that counts.
+def counters(loop: Loop, starts: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
+    """List the values of each entry of the carry that counts, turn by turn.
 
     A counter starts at a known number and grows by a literal one. For other entries the
     list has ``None``.
     """
-    jaxpr, first = scan.body.jaxpr, len(scan.consts)
+    jaxpr, first = loop.body.jaxpr, len(loop.consts)
     makers = {equation.outvars[0]: equation for equation in jaxpr.eqns if equation.outvars}
     results: list[np.ndarray | None] = []
-    for i, value in enumerate(scan.carry):
-        out, start = jaxpr.outvars[i], concrete(value)
+    for i, start in enumerate(starts):
+        out = jaxpr.outvars[i]
         maker = None if isinstance(out, Literal) else makers.get(out)
         step = None if maker is None else _step(maker, jaxpr.invars[first + i])
         if step is None or start is None or start.ndim or start.dtype.kind not in "iu":
             results.append(None)
             continue
-        counts = (start + step * np.arange(scan.length)).astype(start.dtype)
-        results.append(counts[::-1] if scan.reverse else counts)
+        results.append((start + step * np.arange(loop.length)).astype(start.dtype))
     return results
 
 
@@ -68,12 +66,3 @@ def _step(equation: Any, counter: Any) -> int | None:
     if isinstance(first, Literal):
         first, second = second, first
     return int(second.val) if first is counter and isinstance(second, Literal) else None
-
-
-def num_equations(jaxpr: Any) -> int:
-    """Count equations, with those of inner programs and of inner loops' iterations."""
-    total = 0
-    for equation in jaxpr.eqns:
-        repeats = equation.params.get("length", 1)
-        total += 1 + repeats * sum(map(num_equations, inner_programs(equation)))
-    return total
