@@ -43,8 +43,11 @@ def positive(name: str, value: float) -> Any:
 
 
 def log_normal(y: Array, mean: Array, covariance: Array) -> float:
-    """Return the log-density of a multivariate normal distribution."""
-    factor = np.linalg.cholesky(covariance)
+    """Return the log-density of a multivariate normal distribution, NaN if there is none."""
+    try:
+        factor = np.linalg.cholesky(covariance)
+    except np.linalg.LinAlgError:  # by rounding, of an autoregression that explodes
+        return np.nan
     white = np.linalg.solve(factor, y - mean)
     log_det = np.log(np.diag(factor)).sum()
     return float(-0.5 * white @ white - log_det - 0.5 * y.size * np.log(2 * np.pi))

@@ -18,11 +18,14 @@ def steps_or_auto(text: str) -> int | None:
 
 def emit(record: Record) -> None:
     """Print a record, with null where a number is not finite."""
-    plain = {
-        key: None if isinstance(value, float) and not np.isfinite(value) else value
-        for key, value in record.items()
-    }
-    print(json.dumps(plain, allow_nan=False), flush=True)
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, list):
+            return [plain(each) for each in value]
+        return None if isinstance(value, float) and not np.isfinite(value) else value
+
+    known = {key: plain(value) for key, value in record.items()}
+    print(json.dumps(known, allow_nan=False), flush=True)
 
 
 def finite(records: list[Record], key: str) -> np.ndarray:

@@ -161,9 +161,6 @@ def _begin(loop: Loop, carry: list[Any]) -> _Turns:
         known = _whole_numbers(array)
         if known is not None and known.ndim == 1:
             numbers[name] = known
-    for name, out, start in zip(carry, body.outvars, loop.carry, strict=False):
-        if name is out:
-            same[name] = start
     return _Turns(same, numbers, arrays)
 
 
@@ -240,8 +237,6 @@ def _count(equation: Any, turns: _Turns) -> np.ndarray | None:
     """Evaluate an equation of known numbers; None if it is none, or not of a simple kind."""
     run = _ON_NUMBERS.get(equation.primitive.name)
     if run is None or not _names(equation.invars) <= turns.numbers.keys():
-        return None
-    if equation.outvars[0].aval.shape:
         return None
     found = run(*(_read(turns.numbers, atom) for atom in equation.invars))
     return np.asarray(found, equation.outvars[0].aval.dtype)

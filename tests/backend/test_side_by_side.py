@@ -63,6 +63,35 @@ def ahead(scale, x):
     return jnp.sum(lax.scan(body, jnp.asarray(0), x)[1] ** 2)
 
 
+def in_other_ways(scale, x):
+    """Two rows at a time, rows ahead, columns, a diagonal, and beyond the end."""
+    wide, short = x.T, x[:4, 1]
+
+    def body(i, row):
+        rows = lax.dynamic_slice(x, (i, 0), (2, 2)).sum() + x[i + 1, 0] * scale
+        return i + 1, rows * wide[0, i] + (wide[:, i] @ row) * short[i]
+
+    def diagonal(i, row):
+        return i + 1, x[i, i] * row
+
+    first = lax.scan(body, 0, x)[1] @ jnp.arange(6.0)
+    return first + lax.scan(diagonal, 0, x[:2, 0])[1] @ DATA[:2]
+
+
+def in_pairs(scale, x):
+    """Integers that are no numbers of turns, of which each turn has two."""
+    pairs = jnp.asarray([[0, 1], [2, 2], [5, 4]])
+    table = lax.broadcasted_iota(jnp.float32, (3, 2), 1)
+
+    def body(last, pair):
+        return row_of(pair), x[(pair + pair) % 6, 0] * scale + last
+
+    def row_of(pair):
+        return table[pair[1] - pair[0] % 2] * x[0]
+
+    return jnp.sum(lax.scan(body, x[1], pairs)[1] ** 2)
+
+
 def in_parts(scale, x):
     """What is summed up along the way is not wanted; two loops and what lies between."""
 
@@ -115,7 +144,18 @@ def chooses(scale, x):
 
 
 WAITS = (adds_up, chooses)
-SERVES = (lags, by_index, by_own_index, back, ahead, in_parts, bent, numbers)
+SERVES = (
+    lags,
+    by_index,
+    by_own_index,
+    in_other_ways,
+    in_pairs,
+    back,
+    ahead,
+    in_parts,
+    bent,
+    numbers,
+)
 
 
 def primitives(function, *arguments):

@@ -10,6 +10,7 @@ import pytest
 from jax import random
 from numpyro.contrib.control_flow import scan
 from scipy.optimize import minimize
+from scipy.stats import multivariate_normal
 
 from numpyro_jala import JALAEM
 from numpyro_jala.engine import sparsity
@@ -266,6 +267,50 @@ def test_walks_written_as_sums_of_their_steps_keep_the_band_of_a_walk():
     exact = sum(kalman(each, 0.6, 1.1) for each in y.T)
     assert abs(jala.log_evidence - exact) < 4 * jala.log_evidence_se
     assert jala.log_evidence_se < 0.05
+
+
+def autoregression(y, seen):
+    lags = numpyro.param("lags", jnp.array([0.5, 0.0]))
+    step = numpyro.param("step", 0.5, constraint=POSITIVE)
+    noise = numpyro.param("noise", 0.5, constraint=POSITIVE)
+
+    def body(last, row):
+        x = numpyro.sample("x", dist.Normal(lags[0] * last[0] + lags[1] * last[1], step))
+        with numpyro.handlers.mask(mask=row[1]):
+            numpyro.sample("y", dist.Normal(x, noise), obs=row[0])
+        return (x, last[0]), None
+
+    scan(body, (0.0, 0.0), (y, seen))
+
+
+def draw_autoregression(length, rng):
+    x = np.zeros(length + 2)
+    for t in range(2, length + 2):
+        x[t] = 1.2 * x[t - 1] - 0.4 * x[t - 2] + 0.5 * rng.normal()
+    y = x[2:] + 0.4 * rng.normal(size=length)
+    return y.astype(np.float32), rng.random(length) < 0.8
+
+
+def test_an_autoregression_far_from_its_maximum_gets_there():
+    """Steps by products of scores, of which one component has one, went astray."""
+    y, seen = draw_autoregression(120, np.random.default_rng(7))
+    back = [np.eye(120, k=-k) for k in range(3)]
+
+    def lost(params):
+        root = params[2] * np.linalg.inv(
+            back[0] - params[0] * back[1] - params[1] * back[2]
+        )
+        spread = (root @ root.T + params[3] ** 2 * back[0])[np.ix_(seen, seen)]
+        return -multivariate_normal(cov=spread).logpdf(y[seen])
+
+    jala = JALAEM(autoregression, num_particles=128)
+    jala.run(random.key(0), None, y, seen, progress_bar=False)
+    found = np.array(
+        [*jala.params["lags"], jala.params["step"], jala.params["noise"]], float
+    )
+    best = minimize(lost, [1.2, -0.4, 0.5, 0.4], method="Nelder-Mead")
+    assert lost(found) - best.fun < 1e-3
+    assert abs(jala.log_evidence + lost(found)) < 4 * jala.log_evidence_se + 1e-4
 
 
 def test_latents_without_a_mode_start_from_the_prior():
