@@ -92,6 +92,16 @@ def collect(
 def keep(run: Run, state: State, params: Array) -> AtRest:
     """Keep clouds, and what is fitted to them."""
     state, clouds = collect(run, state, params, CLOUDS)
+    return _fit(run, state, params, clouds)
+
+
+def keep_more(run: Run, here: AtRest, num_clouds: int) -> AtRest:
+    """Keep so many clouds in addition, and what is fitted to all."""
+    state, clouds = collect(run, here.state, here.params, num_clouds)
+    return _fit(run, state, here.params, here.clouds + clouds)
+
+
+def _fit(run: Run, state: State, params: Array, clouds: list[Snapshot]) -> AtRest:
     fitted = run.programs.ready(estimation.fit_loo)(run.fixed, clouds)
     return AtRest(state, params, clouds, *fitted)
 

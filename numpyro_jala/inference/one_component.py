@@ -28,8 +28,12 @@ from numpyro_jala.inference.estimation import Weighted
 from numpyro_jala.inference.evidence import Bridge, Compared, Gaussian
 from numpyro_jala.inference.information import Information
 from numpyro_jala.inference.modes import Weighed
-from numpyro_jala.inference.programs import SETTLE
+from numpyro_jala.inference.programs import CLOUDS, SETTLE
 from numpyro_jala.inference.record import Ending, Run
+
+#: In the coordinates of a mode an error bar above so many nats is worth so many more clouds: of
+#: stochastic volatility over 300 days they took errors from 0.014 to 0.005, over 80 data sets.
+_ROUGH, _MORE = 0.05, 3
 
 
 def conclude_one(run: Run, state: State, params: Array, rng_key: PRNGKey) -> Ending:
@@ -38,9 +42,12 @@ def conclude_one(run: Run, state: State, params: Array, rng_key: PRNGKey) -> End
         improve = _polish if run.data.mode is None else laplace_component.climb
         params, state = improve(run, state, params)
     here = clouds.keep(run, state, params)
-    last = here.clouds[-1]
     bridge_key, draw_key = random.split(rng_key)
     bridge, compared = _estimate(run, bridge_key, here), None
+    if run.data.mode is not None and bridge.standard_error > _ROUGH:
+        here = clouds.keep_more(run, here, _MORE * CLOUDS)
+        bridge = _estimate(run, random.fold_in(bridge_key, 2), here)
+    last = here.clouds[-1]
     if mixture.serves(run.fixed.layout.partition):
         weighed, compared, takes_draws = _compare(run, draw_key, here, bridge)
         if takes_draws:
@@ -70,16 +77,18 @@ def _inform(run: Run, here: AtRest) -> Information:
 
 
 def _estimate(run: Run, rng_key: PRNGKey, here: AtRest) -> Bridge:
-    """Estimate the evidence by the bridge that has the smaller error."""
+    """Estimate the evidence by the bridge to what covers more of the posterior.
+
+    Not by the one with the smaller error bar, since what is chosen by its error bar has one that
+    is too small.
+    """
     bridge = _bridge(run, rng_key, here, here.gaussian)
     if run.data.mode is None or mixture.serves(run.fixed.layout.partition):
         return bridge
     # What particles say of very many latents is noise where Laplace is nearly right.
     plain = evidence.standard(here.gaussian)
     other = _bridge(run, random.fold_in(rng_key, 1), here, plain)
-    return min(
-        bridge, other, key=lambda each: np.nan_to_num(each.standard_error, nan=np.inf)
-    )
+    return max(bridge, other, key=lambda each: np.nan_to_num(each.overlap, nan=-1.0))
 
 
 def _bridge(run: Run, rng_key: PRNGKey, here: AtRest, gaussian: Gaussian) -> Bridge:

@@ -1,6 +1,7 @@
 """One large component: chains and crossings, beside a Kalman filter and closed forms."""
 
 import warnings
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +17,9 @@ from numpyro_jala import JALAEM
 from numpyro_jala.engine import sparsity
 from numpyro_jala.engine.arrow import Arrow
 from numpyro_jala.engine.banded import Band
-from numpyro_jala.inference import patterns
+from numpyro_jala.engine.partition import joint
+from numpyro_jala.inference import one_component, patterns
+from numpyro_jala.inference.evidence import Bridge
 
 POSITIVE = dist.constraints.positive
 
@@ -311,6 +314,50 @@ def test_an_autoregression_far_from_its_maximum_gets_there():
     best = minimize(lost, [1.2, -0.4, 0.5, 0.4], method="Nelder-Mead")
     assert lost(found) - best.fun < 1e-3
     assert abs(jala.log_evidence + lost(found)) < 4 * jala.log_evidence_se + 1e-4
+
+
+def counts(y):
+    step = numpyro.param("step", 0.5, constraint=POSITIVE)
+
+    def body(last, row):
+        x = numpyro.sample("x", dist.Normal(last, step))
+        numpyro.sample("y", dist.Poisson(jnp.exp(x)), obs=row)
+        return x, None
+
+    scan(body, 0.0, y)
+
+
+def test_a_rough_log_evidence_is_estimated_from_more_particles(monkeypatch):
+    rng = np.random.default_rng(3)
+    y = rng.poisson(np.exp(np.cumsum(0.4 * rng.normal(size=110))))
+    jala, found = JALAEM(counts, num_particles=64), []
+    for rough in (np.inf, 0.0):
+        monkeypatch.setattr(one_component, "_ROUGH", rough)
+        jala.run(random.key(0), 10, y, progress_bar=False)
+        evaluations = jala.diagnostics()["num_evaluations"]
+        found.append((jala.log_evidence, jala.log_evidence_se, evaluations))
+    (first, rough, few), (second, precise, many) = found
+    assert precise < 0.8 * rough and many > few
+    assert abs(first - second) < 4 * rough
+
+
+@pytest.mark.parametrize("covers", [(0.6, 0.8), (0.8, 0.6), (np.nan, 0.1)])
+def test_a_bridge_is_chosen_by_what_it_covers_and_not_by_its_error_bar(covers, monkeypatch):
+    errors, islands = (0.02, 0.01), jnp.zeros(4)
+    of_two = [
+        Bridge(number, error, cover, islands)
+        for number, (error, cover) in enumerate(zip(errors, covers, strict=True))
+    ]
+    given = iter(of_two)
+    monkeypatch.setattr(one_component, "_bridge", lambda *_: next(given))
+    monkeypatch.setattr(one_component.evidence, "standard", lambda gaussian: gaussian)
+    layout = SimpleNamespace(partition=joint(300))
+    run = SimpleNamespace(
+        data=SimpleNamespace(mode=jnp.zeros(300)), fixed=SimpleNamespace(layout=layout)
+    )
+    here = SimpleNamespace(gaussian=None)
+    chosen = one_component._estimate(run, random.key(0), here)
+    assert chosen.log_evidence == np.nanargmax(covers)
 
 
 def test_latents_without_a_mode_start_from_the_prior():
