@@ -54,10 +54,11 @@ def _run(program: Any, arguments: Sequence[Array]) -> list[Array]:
     values = dict(zip(jaxpr.constvars, program.consts, strict=True))
     values |= dict(zip(jaxpr.invars, arguments, strict=True))
     used = _names([*jaxpr.outvars, *(var for each in jaxpr.eqns for var in each.invars)])
+    loops = [each for each in jaxpr.eqns if each.primitive.name == "scan"]
+    looped_over = _names(var for each in loops for var in each.invars)
     for equation in jaxpr.eqns:
-        if equation.primitive.name == "iota" and len(equation.outvars[0].aval.shape) == 1:
-            counted = equation.outvars[0].aval  # by a user, who reads data by it
-            values[equation.outvars[0]] = np.arange(counted.size, dtype=counted.dtype)
+        if (numbers := _numbers_of_turns(equation, looped_over)) is not None:
+            values[equation.outvars[0]] = numbers
             continue
         if equation.primitive.name != "scan":
             plain.append(equation)
@@ -72,6 +73,17 @@ def _run(program: Any, arguments: Sequence[Array]) -> list[Array]:
             values.update(zip(equation.outvars, results, strict=True))
     _evaluate(jaxpr, plain, values)
     return [_read(values, atom) for atom in jaxpr.outvars]
+
+
+def _numbers_of_turns(equation: Any, looped_over: set[Any]) -> np.ndarray | None:
+    """Return the numbers by which a loop reads what each turn needs, if these are them.
+
+    Others are not taken for known: a program should hold no arrays.
+    """
+    if equation.primitive.name != "iota" or equation.outvars[0] not in looped_over:
+        return None
+    counted = equation.outvars[0].aval
+    return np.arange(counted.size, dtype=counted.dtype) if counted.ndim == 1 else None
 
 
 def _is_name(atom: Any) -> bool:

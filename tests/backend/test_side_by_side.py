@@ -182,6 +182,16 @@ def test_what_each_turn_reads_in_turn_is_read_at_once():
     assert "gather" in primitives(side_by_side(ahead), jnp.float32(0.7), X)
 
 
+def test_numbers_that_no_loop_goes_over_are_not_held_by_a_program():
+    def function(x):
+        shifted = lax.scan(lambda last, row: (row, last), 0.0, x)[1]
+        return jnp.sum(shifted * jnp.arange(6.0)) + jnp.sum(lax.iota(jnp.int32, 9))
+
+    program = jax.make_jaxpr(side_by_side(function))(DATA)
+    assert not program.consts
+    assert "scan" not in primitives(side_by_side(function), DATA)
+
+
 def test_trees_go_in_and_come_out():
     def split(tree):
         out = lax.scan(lambda last, row: (row, last * 2), 0.0, tree["x"])[1]
