@@ -55,7 +55,7 @@ def _look(jaxpr: Any, varied: list[bool]) -> _Found:
             continue
         varies.update(equation.outvars)
         name = equation.primitive.name
-        sizes = [_num_bytes(var.aval) for var in equation.outvars]
+        sizes = [num_bytes(var.aval) for var in equation.outvars]
         parts = [found, _Found(max(sizes, default=0), name in LOOPS, name == _PRODUCT)]
         for inner in inner_programs(equation):
             same = len(inner.invars) == len(flags)
@@ -71,7 +71,8 @@ def inner_programs(equation: Any) -> list[Any]:
     return [program for program in programs if hasattr(program, "eqns")]
 
 
-def _num_bytes(aval: Any) -> int:
+def num_bytes(aval: Any) -> int:
+    """Return how much memory an array of a program takes."""
     return int(np.prod(aval.shape)) * getattr(aval.dtype, "itemsize", 0)
 
 

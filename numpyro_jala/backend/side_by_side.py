@@ -18,7 +18,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 from numpyro_jala._typing import Array
-from numpyro_jala.backend.blocks import inner_programs
+from numpyro_jala.backend.blocks import inner_programs, num_bytes
 from numpyro_jala.backend.loops import Loop, counters, read_loop
 
 #: What is done to the number of a turn before an entry is read by it.
@@ -32,6 +32,9 @@ _ON_NUMBERS: dict[str, Callable[..., Any]] = {
 }
 #: Side by side each of two branches is taken, and one may have no finite derivative.
 _BRANCHES = ("cond", "while")
+#: Bytes of one variable of a particle in all turns. Beyond it a loop saves memory that may be
+#: needed, as one over blocks of data does.
+_MOST_BYTES = 2**20
 
 
 def side_by_side(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,11 +137,13 @@ def _run_loop(loop: Loop, wanted: list[bool]) -> list[Array | None] | None:
     """Return the wanted results of a loop, or None if a turn waits for the one before."""
     body, first, size = loop.body.jaxpr, len(loop.consts), len(loop.carry)
     carry, order = body.invars[first : first + size], -1 if loop.reverse else 1
-    turns = _begin(loop, carry)
     outputs = _names(
         out for out, is_wanted in zip(body.outvars, wanted, strict=True) if is_wanted
     )
     needed = _needed(body, dict(zip(carry, body.outvars, strict=False)), outputs)
+    if _is_large(loop, needed):
+        return None
+    turns = _begin(loop, carry)
     rounds = _rounds(body, carry, needed, {*turns.same, *turns.numbers, *turns.arrays})
     if rounds is None:
         return None
@@ -192,6 +197,11 @@ def _needed(body: Any, handed_on: dict[Any, Any], wanted: set[Any]) -> set[Any]:
                 needed |= _names(equation.invars)
         wanted = _names(out for name, out in handed_on.items() if name in needed)
     return needed
+
+
+def _is_large(loop: Loop, needed: set[Any]) -> bool:
+    made = (var for each in loop.body.jaxpr.eqns for var in each.outvars if var in needed)
+    return loop.length * max((num_bytes(var.aval) for var in made), default=0) > _MOST_BYTES
 
 
 def _rounds(

@@ -109,10 +109,18 @@ def _weighted_attrs(run: Run) -> dict[str, Any]:
         "failure": failure(run),
         "num_islands": settings.num_islands,
         "num_components": run.fixed.layout.partition.num_components,
+        "reference": _reference(run),
         "resampling": settings.resampling,
         "ess_threshold": settings.ess_threshold,
         **{f"diagnostic_{k}": v for k, v in diagnostics(run).items()},
     }
+
+
+def _reference(run: Run) -> str:
+    """Name where annealing starts."""
+    if run.data.from_prior:
+        return "prior"
+    return "Gaussian" if run.data.mode is None else "Gaussian at the mode"
 
 
 def _num_kept(samples: dict[str, np.ndarray]) -> int | None:

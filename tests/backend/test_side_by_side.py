@@ -192,6 +192,18 @@ def test_numbers_that_no_loop_goes_over_are_not_held_by_a_program():
     assert "scan" not in primitives(side_by_side(function), DATA)
 
 
+def test_a_loop_that_saves_much_memory_stays_a_loop():
+    def function(x):
+        def body(last, row):
+            return row, jnp.exp(last * jnp.ones((300, 300))).sum()
+
+        return jnp.sum(lax.scan(body, 0.0, x)[1])
+
+    small, large = jnp.ones(2), jnp.ones(3)  # of 360,000 bytes each
+    assert "scan" not in primitives(side_by_side(function), small)
+    assert "scan" in primitives(side_by_side(function), large)
+
+
 def test_trees_go_in_and_come_out():
     def split(tree):
         out = lax.scan(lambda last, row: (row, last * 2), 0.0, tree["x"])[1]

@@ -96,6 +96,10 @@ def test_a_chain_has_the_estimate_evidence_and_errors_of_a_kalman_filter(fitted)
     assert jala.log_evidence_se < 0.01
 
 
+def test_the_result_says_where_annealing_began(fitted):
+    assert fitted[0].to_inference_data().attrs["reference"] == "Gaussian at the mode"
+
+
 def test_draws_of_a_chain_are_those_of_the_smoother(fitted):
     """Particles live in other coordinates: what is returned are the model's latents."""
     jala, y = fitted

@@ -57,6 +57,7 @@ def test_groups_and_dims(fitted):
     log_weight = idata["weighted_posterior"]["log_weight"].values
     np.testing.assert_allclose(np.exp(log_weight).sum(), 1, rtol=1e-5)
     assert idata.attrs["log_evidence"] == jala.log_evidence
+    assert idata.attrs["reference"] == "prior"
 
 
 def test_draws_of_equal_weight_are_particles_of_their_island(fitted):
