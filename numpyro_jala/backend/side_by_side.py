@@ -141,7 +141,7 @@ def _run_loop(loop: Loop, wanted: list[bool]) -> list[Array | None] | None:
         out for out, is_wanted in zip(body.outvars, wanted, strict=True) if is_wanted
     )
     needed = _needed(body, dict(zip(carry, body.outvars, strict=False)), outputs)
-    if _is_large(loop, needed):
+    if loop.length == 0 or _is_large(loop, needed):
         return None
     turns = _begin(loop, carry)
     rounds = _rounds(body, carry, needed, {*turns.same, *turns.numbers, *turns.arrays})
@@ -183,8 +183,9 @@ def _begin(loop: Loop, carry: list[Any]) -> _Turns:
 
 def _whole_numbers(array: Any) -> np.ndarray | None:
     """Return an array that is known while a program is traced, if it is one of integers."""
-    is_known = not isinstance(array, jax.core.Tracer) and array.dtype.kind in "iu"
-    return np.asarray(array) if is_known else None
+    if isinstance(array, jax.core.Tracer) or not jnp.issubdtype(array.dtype, jnp.integer):
+        return None  # random keys have a type of their own
+    return np.asarray(array)
 
 
 def _needed(body: Any, handed_on: dict[Any, Any], wanted: set[Any]) -> set[Any]:

@@ -204,6 +204,37 @@ def test_a_loop_that_saves_much_memory_stays_a_loop():
     assert "scan" in primitives(side_by_side(function), large)
 
 
+def with_keys(x):
+    """Random keys, which have a type of their own, among what turns take."""
+    keys = jax.random.split(jax.random.key(0), 6)
+
+    def body(carry, each):
+        return (carry[0], each[1]), carry[1] * jax.random.normal(each[0])
+
+    return jnp.sum(lax.scan(body, (jax.random.key(1), 1.0), (keys, x))[1] ** 2)
+
+
+def hands_on_keys(x):
+    def body(key, row):
+        key, own = jax.random.split(key)
+        return key, row * jax.random.normal(own)
+
+    return jnp.sum(lax.scan(body, jax.random.key(3), x)[1] ** 2)
+
+
+def without_turns(x):
+    first, out = lax.scan(lambda last, row: (row, last * row), x[0], x[:0])
+    return first + out.sum()
+
+
+@pytest.mark.parametrize("function", [with_keys, hands_on_keys, without_turns])
+def test_random_keys_and_loops_without_turns_do_no_harm(function):
+    found = jax.jit(jax.value_and_grad(side_by_side(function)))(DATA)
+    expected = jax.value_and_grad(function)(DATA)
+    for one, two in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
+
+
 def test_trees_go_in_and_come_out():
     def split(tree):
         out = lax.scan(lambda last, row: (row, last * 2), 0.0, tree["x"])[1]
